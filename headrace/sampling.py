@@ -1,0 +1,77 @@
+"""Sampling parameters, with their bounds. Downstream of `SamplingParams.validated` no value can be out of range."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from headrace.errors import InvalidRequest
+
+MAX_STOP_STRINGS = 16
+MAX_STOP_STRING_CHARS = 256
+MAX_STOP_TOKEN_IDS = 64
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """How output tokens are chosen and when they end. Names follow OpenAI's and vLLM's.
+
+    `temperature` 0 is greedy: the highest logit, ties to the lowest id. `top_k` 0 means no limit. `max_tokens` None means
+    "as many as context and pool allow" and is resolved at admission. `seed` None is replaced at admission by a drawn one,
+    so that a request always replays to the same tokens.
+    """
+
+    max_tokens: int | None = None
+    min_tokens: int = 0
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    include_stop_str_in_output: bool = False
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+
+    def validated(self) -> SamplingParams:
+        """Returns self. Raises InvalidRequest naming the first field out of bounds."""
+        _whole("max_tokens", self.max_tokens, 1, 2**31 - 1, none_ok=True)
+        _whole("min_tokens", self.min_tokens, 0, 2**31 - 1)
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise InvalidRequest(
+                f"min_tokens ({self.min_tokens}) is above max_tokens ({self.max_tokens})", field="min_tokens"
+            )
+        _real("temperature", self.temperature, 0.0, 100.0)
+        _real("top_p", self.top_p, 0.0, 1.0, open_low=True)
+        _whole("top_k", self.top_k, 0, 2**31 - 1)
+        _whole("seed", self.seed, -(2**63), 2**63 - 1, none_ok=True)
+        self._check_stops()
+        return self
+
+    def _check_stops(self) -> None:
+        if len(self.stop) > MAX_STOP_STRINGS:
+            raise InvalidRequest(f"stop has {len(self.stop)} strings, the limit is {MAX_STOP_STRINGS}", field="stop")
+        for i, text in enumerate(self.stop):
+            if not isinstance(text, str) or not 1 <= len(text) <= MAX_STOP_STRING_CHARS:
+                raise InvalidRequest(
+                    f"stop[{i}] must be a string of 1 to {MAX_STOP_STRING_CHARS} characters", field=f"stop[{i}]"
+                )
+        if len(self.stop_token_ids) > MAX_STOP_TOKEN_IDS:
+            raise InvalidRequest(f"stop_token_ids has more than {MAX_STOP_TOKEN_IDS} ids", field="stop_token_ids")
+        for i, token in enumerate(self.stop_token_ids):
+            _whole(f"stop_token_ids[{i}]", token, 0, 2**31 - 1)
+
+
+def _whole(field: str, value: object, low: int, high: int, *, none_ok: bool = False) -> None:
+    if value is None and none_ok:
+        return
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise InvalidRequest(f"{field} must be a whole number", field=field)
+    if not low <= value <= high:
+        raise InvalidRequest(f"{field} must be from {low} to {high}, not {value}", field=field)
+
+
+def _real(field: str, value: object, low: float, high: float, *, open_low: bool = False) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        raise InvalidRequest(f"{field} must be a finite number", field=field)
+    if value > high or value < low or (open_low and value == low):
+        raise InvalidRequest(f"{field} must be {'above' if open_low else 'from'} {low} up to {high}", field=field)

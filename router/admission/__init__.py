@@ -1,0 +1,1 @@
+"""Which calls become requests (pure: the standard library and `headrace` only)."""

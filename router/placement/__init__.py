@@ -1,0 +1,1 @@
+"""Where a request goes (pure: the standard library and `headrace` only)."""

@@ -1,0 +1,34 @@
+"""What one worker is told; everything else it measures at warm-up."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+DTYPES = ("auto", "float32", "bfloat16")
+POLICIES = ("chunked", "continuous")
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """`num_blocks` None: as many as the memory budget holds (GPU: measured; CPU: `kv_bytes`). `max_context` None: the model's own."""
+
+    model_path: str
+    """A local Hugging Face folder: config.json, *.safetensors, tokenizer.json."""
+    model_name: str
+    """The name clients use."""
+    dtype: str = "auto"
+    num_blocks: int | None = None
+    block_size: int = 16
+    max_context: int | None = None
+    chunk_tokens: int = 512
+    """Most tokens (prefill chunks + decodes) in one iteration."""
+    max_sequences: int = 256
+    """Most requests in one iteration."""
+    policy: str = "chunked"
+    attention: str = "auto"
+    threads: int = 0
+    """CPU threads of this worker; 0 = all it can see."""
+    kv_bytes: int = 1 << 30
+    """KV memory on the CPU when `num_blocks` is None."""
+    memory_fraction: float = 0.9
+    """Share of a GPU's memory for weights + KV."""

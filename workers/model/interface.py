@@ -1,0 +1,67 @@
+"""The border between the engine (plain data) and the model runner (tensors)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from headrace.sampling import SamplingParams
+
+
+@dataclass(frozen=True)
+class SequenceSlice:
+    """The rows one sequence contributes to a forward pass: tokens at positions [start, start + len(token_ids))."""
+
+    token_ids: tuple[int, ...]
+    start: int
+    """Tokens of this sequence whose KV is already in its blocks."""
+    block_ids: tuple[int, ...]
+    """Its whole block table, long enough for start + len(token_ids) slots."""
+    sample: SampleSpec | None
+    """None for a chunk that does not reach the end of the known tokens: nothing is sampled."""
+
+
+@dataclass(frozen=True)
+class SampleSpec:
+    """How to sample the next token of one sequence: a pure function of (logits, params, seed, choice, token index)."""
+
+    params: SamplingParams
+    seed: int
+    choice: int
+    token_index: int
+    banned_token_ids: tuple[int, ...] = ()
+    """Ids that may not come now: EOS and stop ids while below `min_tokens`, EOS under `ignore_eos` is allowed and ignored."""
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """The result for one slice that asked for a sample. `fault` is a sentence when the logits were unusable (NaN), else ""."""
+
+    token_id: int
+    fault: str = ""
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """What scheduling and reporting need to know of a model."""
+
+    name: str
+    vocab_size: int
+    max_context: int
+    bytes_per_token_kv: int
+    eos_token_ids: tuple[int, ...]
+    weight_version: str
+    """Hash of the weights' identity: continuing a stream needs an equal one."""
+    numerics: str
+
+
+class ModelRunner(Protocol):
+    """Owns weights and the paged KV tensors `[num_blocks, block_size, num_kv_heads, head_dim]`; called by one thread."""
+
+    @property
+    def shape(self) -> ModelShape: ...
+
+    def forward(self, slices: Sequence[SequenceSlice]) -> tuple[Sampled | None, ...]:
+        """Writes KV for every row, returns one result per slice, in order. Raises only for faults of the device."""
+        ...
