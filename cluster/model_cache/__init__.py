@@ -1,0 +1,12 @@
+"""Turns whatever `--model` names into a local Hugging Face folder, once, and keeps it.
+
+Owns the `models/` and `wheels/` folders of the cache. Safe for several processes at once: a folder appears by rename,
+complete and checksummed, and a file lock lets only one process make it.
+"""
+
+from __future__ import annotations
+
+from cluster.model_cache.progress import Progress, silent
+from cluster.model_cache.resolve import EMBEDDED_NAME, ResolvedModel, resolve_model
+
+__all__ = ["EMBEDDED_NAME", "Progress", "ResolvedModel", "resolve_model", "silent"]
