@@ -1,0 +1,239 @@
+"""The link between one engine and the store: frames out, inbox in, lease kept (DESIGN section 4).
+
+Two threads, neither of which computes. The *reporting* thread takes the engine's frames in order and makes one `report` each; when
+there is none for `BEAT_S` it sends a beat. It takes the next frame only when the last is acknowledged, so while Redis is away frames
+wait in the engine's bounded outbox and the engine pauses at its bound. The *inbox* thread blocks on the worker's inbox and hands bound
+requests and cancels to the engine, which reads them at its next iteration boundary.
+
+The lease is renewed while the running step is younger than the step limit: a long chunk keeps it, a hung kernel loses it.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Protocol
+
+from headrace.errors import HeadraceError, Unavailable
+from headrace.frame import Frame, Part
+from headrace.request import BoundRequest
+from headrace.store.interface import InboxEntry, SyncStore
+
+logger = logging.getLogger("headrace.link")
+
+BEAT_S = 0.5
+"""Longest silence of a healthy worker; a sixth of the lease."""
+INBOX_BLOCK_MS = 500
+RETRY_FIRST_S, RETRY_MOST_S = 0.05, 1.0
+KEEP_ACKNOWLEDGED_S = 5.0
+"""How long acknowledged frames are kept for a store that lost its end."""
+MIN_STEP_LIMIT_S = 3.0
+
+
+class EnginePort(Protocol):
+    """What the link needs of an engine; every call is thread-safe and returns at once (`next_frame` within its time-out)."""
+
+    def next_frame(self, timeout_s: float) -> Frame | None: ...
+    def beat(self) -> Frame:
+        """A frame without parts that carries the current load."""
+        ...
+
+    def add(self, bound: BoundRequest) -> None: ...
+    def cancel(self, request_id: str, inbox_id: str) -> None: ...
+    def seen(self, inbox_id: str) -> None: ...
+    def forget(self, request_id: str) -> None:
+        """Drops a request that is no longer this worker's, without a word."""
+        ...
+
+    def reset(self) -> None:
+        """Drops every request and every unsent frame: the incarnation was fenced."""
+        ...
+
+    def drain(self) -> None: ...
+    def step_age_s(self) -> float: ...
+
+
+class Link:
+    """Runs the two threads from `start` to `stop`. `new_incarnation` names this life of the worker, again after each fencing."""
+
+    def __init__(
+        self,
+        engine: EnginePort,
+        report_store: SyncStore,
+        inbox_store: SyncStore,
+        new_incarnation: Callable[[], str],
+        *,
+        step_limit_s: float = MIN_STEP_LIMIT_S,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._engine = engine
+        self._report_store = report_store
+        self._inbox_store = inbox_store
+        self._new_incarnation = new_incarnation
+        self._step_limit_s = max(MIN_STEP_LIMIT_S, step_limit_s)
+        self._clock = clock
+        self._incarnation = new_incarnation()
+        self._seq = 0
+        self._acknowledged: deque[tuple[float, Frame]] = deque()
+        self._last_contact_s: float | None = None
+        self._joined = threading.Event()
+        self._stopping = threading.Event()
+        self._threads: list[threading.Thread] = []
+
+    @property
+    def incarnation(self) -> str:
+        return self._incarnation
+
+    @property
+    def last_contact_age_s(self) -> float | None:
+        """Seconds since the store last acknowledged something; None before it ever did."""
+        return None if self._last_contact_s is None else self._clock() - self._last_contact_s
+
+    def start(self) -> None:
+        for name, loop in (("link-report", self._report_loop), ("link-inbox", self._inbox_loop)):
+            thread = threading.Thread(target=loop, name=name, daemon=True)
+            thread.start()
+            self._threads.append(thread)
+
+    def wait_joined(self, timeout_s: float) -> bool:
+        """True once the store has accepted this incarnation's first report."""
+        return self._joined.wait(timeout_s)
+
+    def stop(self, timeout_s: float = 5.0) -> None:
+        """Ends both threads and the lease; what is still held is re-queued by the store at once."""
+        self._stopping.set()
+        for thread in self._threads:
+            thread.join(timeout_s)
+        try:
+            self._report_store.leave(self._incarnation)
+        except HeadraceError as error:
+            logger.warning("could not leave the board: %s", error)
+        self._report_store.close()
+        self._inbox_store.close()
+
+    # ---- frames out -------------------------------------------------------------------------------------------------------
+
+    def _report_loop(self) -> None:
+        while not self._stopping.is_set():
+            frame = self._engine.next_frame(BEAT_S if self._joined.is_set() else 0.0)
+            if frame is None:
+                if self._engine.step_age_s() > self._step_limit_s:
+                    logger.error("step older than its limit of %.1f s: the lease is left to lapse", self._step_limit_s)
+                    self._stopping.wait(BEAT_S)
+                    continue
+                frame = self._engine.beat()
+            self._deliver(frame)
+
+    def _deliver(self, frame: Frame) -> None:
+        """Sends one frame until the store has answered; only then may the next one go, so order is kept."""
+        retry_s = RETRY_FIRST_S
+        while not self._stopping.is_set():
+            try:
+                if not self._report(frame):
+                    return
+            except Unavailable as error:
+                logger.warning("store away, frame kept: %s", error)
+            else:
+                self._keep(frame)
+                return
+            self._stopping.wait(retry_s)
+            retry_s = min(RETRY_MOST_S, retry_s * 2)
+
+    def _report(self, frame: Frame) -> bool:
+        """One call. False when the frame is void because the incarnation was fenced."""
+        self._seq += 1
+        stamped = replace(frame, load=replace(frame.load, seq=self._seq))
+        reply = self._report_store.report(self._incarnation, stamped)
+        self._last_contact_s = self._clock()
+        if reply.fenced:
+            self._rejoin()
+            return False
+        self._joined.set()
+        for request_id in reply.dropped:
+            self._engine.forget(request_id)
+        if reply.resend:
+            self._resend(frame, reply.resend)
+        return True
+
+    def _resend(self, frame: Frame, wanted: tuple[tuple[str, int, int], ...]) -> None:
+        """The store lost the end of a journal: rebuild it from frames kept, else hand the request back to the queue."""
+        parts: list[Part] = []
+        for request_id, choice, from_index in wanted:
+            rebuilt = self._rebuild(frame, request_id, choice, from_index)
+            if rebuilt is None:
+                logger.error("journal gap of %s cannot be filled: handed back", request_id)
+                epoch = next(p.epoch for p in frame.parts if p.request_id == request_id)
+                self._engine.forget(request_id)
+                self._report_store.release(self._incarnation, request_id, epoch)
+            else:
+                parts.append(rebuilt)
+        if parts:
+            self._seq += 1
+            load = replace(frame.load, seq=self._seq)
+            self._report_store.report(self._incarnation, replace(frame, load=load, parts=tuple(parts)))
+
+    def _rebuild(self, frame: Frame, request_id: str, choice: int, from_index: int) -> Part | None:
+        frames = [*(kept for _, kept in self._acknowledged), frame]
+        known = [p for f in frames for p in f.parts if (p.request_id, p.choice) == (request_id, choice)]
+        tokens: dict[int, int] = {}
+        for part in known:
+            tokens.update(zip(range(part.first_index, part.first_index + len(part.token_ids)), part.token_ids, strict=True))
+        last = known[-1]
+        wanted = range(from_index, last.first_index + len(last.token_ids))
+        if any(index not in tokens for index in wanted):
+            return None
+        return replace(last, first_index=from_index, token_ids=tuple(tokens[i] for i in wanted))
+
+    def _keep(self, frame: Frame) -> None:
+        now = self._clock()
+        if frame.parts:
+            self._acknowledged.append((now, frame))
+        while self._acknowledged and now - self._acknowledged[0][0] > KEEP_ACKNOWLEDGED_S:
+            self._acknowledged.popleft()
+
+    def _rejoin(self) -> None:
+        logger.warning("incarnation %s was fenced: starting empty as a new one", self._incarnation)
+        self._engine.reset()
+        self._acknowledged.clear()
+        self._joined.clear()
+        self._seq = 0
+        self._incarnation = self._new_incarnation()
+
+    # ---- inbox in ---------------------------------------------------------------------------------------------------------
+
+    def _inbox_loop(self) -> None:
+        reading, after_id = "", "0-0"
+        retry_s = RETRY_FIRST_S
+        while not self._stopping.is_set():
+            if not self._joined.wait(BEAT_S):
+                continue
+            if reading != self._incarnation:
+                reading, after_id = self._incarnation, "0-0"
+            try:
+                entries = self._inbox_store.inbox(reading, after_id, INBOX_BLOCK_MS)
+            except Unavailable as error:
+                logger.warning("store away, inbox unread: %s", error)
+                self._stopping.wait(retry_s)
+                retry_s = min(RETRY_MOST_S, retry_s * 2)
+                continue
+            retry_s = RETRY_FIRST_S
+            if reading != self._incarnation:
+                continue
+            for entry in entries:
+                self._take(entry)
+                after_id = entry.id
+
+    def _take(self, entry: InboxEntry) -> None:
+        if entry.kind == "bind" and entry.bound is not None:
+            self._engine.add(entry.bound)
+        elif entry.kind == "cancel":
+            self._engine.cancel(entry.request_id, entry.id)
+        elif entry.kind == "drain":
+            self._engine.drain()
+            self._engine.seen(entry.id)
+        else:
+            self._engine.seen(entry.id)
