@@ -1,0 +1,138 @@
+"""How requests, journals and load reports are written in the store.
+
+Layouts only grow within one key prefix: a reader keeps the fields it does not know (so two releases can share a
+queue) and gives fields that an older writer left out their default. `LAYOUT` rises only when that is impossible; then
+the key prefix rises with it. Maps are msgpack, which the store's Lua functions can read; token ids are packed
+little-endian u32, so that a journal grows by plain appends and any tail of it can be read by byte offset.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from array import array
+from collections.abc import Mapping
+from typing import Any
+
+import msgpack
+
+from headrace.errors import HeadraceError
+from headrace.frame import LoadReport
+from headrace.request import Request
+from headrace.sampling import SamplingParams
+
+LAYOUT = 1
+TOKEN_BYTES = 4
+
+_SAMPLING_FIELDS = tuple(f.name for f in dataclasses.fields(SamplingParams))
+_REQUEST_FIELDS = ("v", "id", "model", "prompt", "sampling", "tenant", "band", "n")
+_LOAD_FIELDS = tuple((f.name, str(f.type)) for f in dataclasses.fields(LoadReport) if f.name != "waiting_by_reason")
+_LOAD_DEFAULTS: dict[str, object] = {"int": 0, "float": 0.0, "str": "", "bool": False}
+
+
+def encode_request(request: Request) -> bytes:
+    """One map in a fixed field order, the fields of newer releases last."""
+    unknown = dict(request.unknown)
+    sampling = {name: getattr(request.sampling, name) for name in _SAMPLING_FIELDS}
+    unknown_sampling = unknown.pop("sampling", {})
+    if isinstance(unknown_sampling, Mapping):
+        sampling.update(unknown_sampling)
+    record = {
+        "v": LAYOUT,
+        "id": request.id,
+        "model": request.model,
+        "prompt": encode_tokens(request.prompt_token_ids),
+        "sampling": sampling,
+        "tenant": request.tenant,
+        "band": request.band,
+        "n": request.n,
+        **unknown,
+    }
+    packed: bytes = msgpack.packb(record, use_bin_type=True)
+    return packed
+
+
+def decode_request(record: bytes) -> Request:
+    """Raises HeadraceError on bytes that are no request of this layout."""
+    fields = _unpack_map(record)
+    if fields.get("v") != LAYOUT:
+        raise HeadraceError(f"request record has layout {fields.get('v')!r}, this release reads {LAYOUT}")
+    try:
+        sampling = dict(fields["sampling"])
+        unknown = {name: value for name, value in fields.items() if name not in _REQUEST_FIELDS}
+        unknown_sampling = {name: value for name, value in sampling.items() if name not in _SAMPLING_FIELDS}
+        if unknown_sampling:
+            unknown["sampling"] = unknown_sampling
+        return Request(
+            id=fields["id"],
+            model=fields["model"],
+            prompt_token_ids=decode_tokens(fields["prompt"]),
+            sampling=_sampling_from(sampling),
+            tenant=fields.get("tenant", "default"),
+            band=fields.get("band", 0),
+            n=fields.get("n", 1),
+            unknown=unknown,
+        )
+    except (KeyError, TypeError, ValueError) as fault:
+        raise HeadraceError(f"request record is damaged: {fault!r}") from fault
+
+
+def _unpack_map(record: bytes) -> dict[str, Any]:
+    try:
+        fields = msgpack.unpackb(record, raw=False, strict_map_key=False)
+    except (ValueError, msgpack.UnpackException) as fault:
+        raise HeadraceError("request record is not msgpack") from fault
+    if not isinstance(fields, dict):
+        raise HeadraceError("request record is not a map")
+    return fields
+
+
+def _sampling_from(fields: Mapping[str, Any]) -> SamplingParams:
+    known = {name: fields[name] for name in _SAMPLING_FIELDS if name in fields}
+    for name in ("stop", "stop_token_ids"):
+        known[name] = tuple(known.get(name, ()))
+    return SamplingParams(**known)
+
+
+def encode_tokens(token_ids: tuple[int, ...]) -> bytes:
+    """Four bytes an id, little-endian. Raises ValueError for an id outside 0 .. 2**32 - 1."""
+    try:
+        packed = array("I", token_ids)
+    except OverflowError as fault:
+        raise ValueError("a token id must be from 0 to 2**32 - 1") from fault
+    if sys.byteorder == "big":
+        packed.byteswap()
+    return packed.tobytes()
+
+
+def decode_tokens(packed: bytes) -> tuple[int, ...]:
+    """Raises ValueError where the length is no multiple of four."""
+    ids = array("I")
+    ids.frombytes(packed)
+    if sys.byteorder == "big":
+        ids.byteswap()
+    return tuple(ids)
+
+
+def encode_load(load: LoadReport) -> dict[str, object]:
+    """Plain names and numbers for the store's functions to read; `waiting_by_reason` is a list of pairs."""
+    fields: dict[str, object] = {name: getattr(load, name) for name, _ in _LOAD_FIELDS}
+    fields["waiting_by_reason"] = [[reason, count] for reason, count in load.waiting_by_reason]
+    return fields
+
+
+def decode_load(fields: Mapping[str, object]) -> LoadReport:
+    """Accepts what Lua makes of a report: whole floats come back as ints, and an empty list as an empty map."""
+    known = {name: _number_as(kind, fields.get(name, _LOAD_DEFAULTS[kind])) for name, kind in _LOAD_FIELDS}
+    reasons: Any = fields.get("waiting_by_reason") or ()
+    pairs = reasons.items() if isinstance(reasons, Mapping) else reasons
+    known["waiting_by_reason"] = tuple((str(reason), int(count)) for reason, count in pairs)
+    return LoadReport(**known)
+
+
+def _number_as(kind: str, value: Any) -> Any:
+    if kind == "int":
+        return int(value)
+    if kind == "float":
+        return float(value)
+    return bool(value) if kind == "bool" else str(value)
