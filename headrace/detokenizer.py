@@ -14,7 +14,7 @@ class IncrementalDetokenizer:
     """The text is a pure function of the tokens so far, however they were split over calls.
 
     Special tokens are skipped. Bytes that begin a character which later bytes may still complete are held back; bytes
-    that no continuation could make valid become U+FFFD at once, one per maximal invalid part (the Unicode standard's
+    that no continuation could make valid become U+FFFD, one per maximal invalid part (the Unicode standard's
     practice).
     """
 
