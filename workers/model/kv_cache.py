@@ -1,0 +1,67 @@
+"""The tensors of the paged KV cache. Which block belongs to whom is decided elsewhere (`workers.kv`); here they are only memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from workers.model import memory
+from workers.model.geometry import Geometry
+
+
+@dataclass(frozen=True)
+class PagedKvCache:
+    """Per layer, keys and values `[num_blocks, block_size, kv_heads, head_dim]`."""
+
+    keys: tuple[Tensor, ...]
+    values: tuple[Tensor, ...]
+
+    @staticmethod
+    def allocate(
+        geometry: Geometry, num_blocks: int, block_size: int, device: torch.device, dtype: torch.dtype
+    ) -> PagedKvCache:
+        """Zeroed, so that slots never written hold numbers. Raises OutOfMemory."""
+        needed = num_blocks * block_size * geometry.kv_bytes_per_token(dtype.itemsize)
+        memory.require(f"a KV cache of {num_blocks} blocks", needed, device)
+        shape = (num_blocks, block_size, geometry.num_kv_heads, geometry.head_dim)
+        try:
+            keys = tuple(torch.zeros(shape, device=device, dtype=dtype) for _ in range(geometry.num_layers))
+            values = tuple(torch.zeros(shape, device=device, dtype=dtype) for _ in range(geometry.num_layers))
+        except (torch.cuda.OutOfMemoryError, MemoryError) as error:
+            raise memory.OutOfMemory(
+                f"a KV cache of {num_blocks} blocks ({memory.gib(needed)}) does not fit on {device}"
+            ) from error
+        return PagedKvCache(keys, values)
+
+    @property
+    def num_blocks(self) -> int:
+        return self.keys[0].shape[0]
+
+    def scrub(self, block_ids: Sequence[int]) -> None:
+        """Replaces what is not a finite number by 0 in the given blocks.
+
+        A masked slot still takes part as 0 × its value, so NaN left behind by one request would reach the next owner of the
+        block. Finite values, perhaps another request's shared prefix, stay as they are.
+        """
+        index = torch.tensor(block_ids, device=self.keys[0].device)
+        for cache in (*self.keys, *self.values):
+            cache.index_copy_(0, index, cache.index_select(0, index).nan_to_num(nan=0.0, posinf=0.0, neginf=0.0))
+
+    def clear(self, block_ids: Sequence[int]) -> None:
+        """Zeroes the given blocks."""
+        index = torch.tensor(block_ids, device=self.keys[0].device)
+        for cache in (*self.keys, *self.values):
+            cache.index_fill_(0, index, 0.0)
+
+
+def blocks_that_fit(budget_bytes: int, geometry: Geometry, block_size: int, dtype: torch.dtype) -> int:
+    """How many blocks a budget holds. Raises OutOfMemory when not even one."""
+    block_bytes = block_size * geometry.kv_bytes_per_token(dtype.itemsize)
+    if budget_bytes < block_bytes:
+        raise memory.OutOfMemory(
+            f"no memory for a KV cache: one block takes {memory.gib(block_bytes)}, {memory.gib(max(budget_bytes, 0))} are left"
+        )
+    return budget_bytes // block_bytes

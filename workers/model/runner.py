@@ -1,0 +1,143 @@
+"""The model runner: plain slices in, sampled tokens out. The only place where weights, KV memory and kernels meet."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from workers.attention.interface import AttentionSpec, PagedAttention
+from workers.attention.registry import resolve_attention
+from workers.attention.transformers_hook import PagedPass
+from workers.config import EngineConfig
+from workers.model import memory
+from workers.model.identity import numerics_fingerprint, weight_version
+from workers.model.interface import ModelShape, Sampled, SampleSpec, SequenceSlice
+from workers.model.kv_cache import PagedKvCache, blocks_that_fit
+from workers.model.loader import LoadedModel, load_model, use_threads
+from workers.model.rows import flatten
+from workers.sampling.sampler import sample
+
+log = logging.getLogger(__name__)
+
+
+def load_runner(config: EngineConfig) -> TorchRunner:
+    """Loads weights, picks and tests an attention, allocates the KV cache. Raises UnknownModel, InvalidRequest or
+    OutOfMemory, each with one clear sentence."""
+    use_threads(config.threads)
+    model = load_model(config)
+    geometry = model.geometry
+    spec = AttentionSpec(
+        model.device, model.dtype, geometry.num_heads, geometry.num_kv_heads, geometry.head_dim, config.block_size
+    )
+    attention = resolve_attention(config.attention, spec)
+    log.info("attention %s on %s in %s", attention.name, model.device, model.dtype)
+    return TorchRunner(config, model, attention)
+
+
+class TorchRunner:
+    """A `ModelRunner` over a transformers model. One thread calls it."""
+
+    def __init__(self, config: EngineConfig, model: LoadedModel, attention: PagedAttention) -> None:
+        self._model = model
+        self._attention = attention
+        self._block_size = config.block_size
+        geometry = model.geometry
+        self._shape = ModelShape(
+            name=config.model_name,
+            vocab_size=geometry.vocab_size,
+            max_context=geometry.max_context,
+            bytes_per_token_kv=geometry.kv_bytes_per_token(model.dtype.itemsize),
+            eos_token_ids=model.eos_token_ids,
+            weight_version=weight_version(Path(config.model_path)),
+            numerics=numerics_fingerprint(model.device, model.dtype, attention.name),
+        )
+        self._cache = self._allocate(config)
+
+    @property
+    def shape(self) -> ModelShape:
+        return self._shape
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks in the KV cache: what was asked for, or what memory holds."""
+        return self._cache.num_blocks
+
+    def warm_up(self) -> None:
+        """One real pass over one row and one block, so that the first request pays for no lazy set-up. KV is zeroed after."""
+        row = SequenceSlice(token_ids=(0,), start=0, block_ids=(0,), sample=None)
+        self._logits((row,))
+        self._cache.clear(row.block_ids)
+
+    @torch.inference_mode()
+    def forward(self, slices: Sequence[SequenceSlice]) -> tuple[Sampled | None, ...]:
+        """See `ModelRunner.forward`. A slice with an id outside the vocabulary, or whose logits are unusable, gets a
+        fault; its neighbours are computed as if it were not there."""
+        if not slices:
+            return ()
+        illegal = [i for i, s in enumerate(slices) if not 0 <= min(s.token_ids) <= max(s.token_ids) < self._shape.vocab_size]
+        safe = [s if i not in illegal else _with_zeros(s) for i, s in enumerate(slices)] if illegal else slices
+        specs: list[SampleSpec] = [s.sample for s in safe if s.sample is not None]
+        tokens = iter(sample(self._logits(safe), specs))
+        results: list[Sampled | None] = [None if s.sample is None else next(tokens) for s in safe]
+        for i in illegal:
+            results[i] = Sampled(0, f"a token id is outside the vocabulary of {self._shape.vocab_size}")
+        self._scrub_faulty(slices, results)
+        return tuple(results)
+
+    def _logits(self, slices: Sequence[SequenceSlice]) -> Tensor:
+        """Writes KV for all rows; returns logits `[sampling slices, vocabulary]`."""
+        with torch.inference_mode():
+            rows = flatten(slices, self._block_size, self._model.device)
+            paged = PagedPass(self._attention.prepare(rows.batch), rows.batch.slots, self._cache)
+            output = self._model.module(
+                input_ids=rows.input_ids,
+                position_ids=rows.positions,
+                use_cache=False,
+                logits_to_keep=rows.sampled_rows,
+                paged=paged,
+            )
+            logits: Tensor = output.logits[0]
+            return logits
+
+    def _scrub_faulty(self, slices: Sequence[SequenceSlice], results: Sequence[Sampled | None]) -> None:
+        faulty = [s.block_ids for s, r in zip(slices, results, strict=True) if r is not None and r.fault]
+        if faulty:
+            self._cache.scrub(sorted({block for ids in faulty for block in ids}))
+
+    def _allocate(self, config: EngineConfig) -> PagedKvCache:
+        model = self._model
+        num_blocks = config.num_blocks
+        if num_blocks is None:
+            budget = config.kv_bytes if model.device.type == "cpu" else self._measured_budget(config)
+            num_blocks = blocks_that_fit(budget, model.geometry, config.block_size, model.dtype)
+        return PagedKvCache.allocate(model.geometry, num_blocks, config.block_size, model.device, model.dtype)
+
+    def _measured_budget(self, config: EngineConfig) -> int:
+        """What a GPU has left for KV beside weights and the activations of the largest step, in bytes."""
+        device, geometry = self._model.device, self._model.geometry
+        rows = min(config.chunk_tokens, geometry.max_context)
+        blocks = -(-rows // config.block_size)
+        self._cache = PagedKvCache.allocate(geometry, blocks, config.block_size, device, self._model.dtype)
+        torch.cuda.reset_peak_memory_stats(device)
+        before = torch.cuda.memory_allocated(device)
+        self._logits((SequenceSlice((0,) * rows, 0, tuple(range(blocks)), None),))
+        activations = torch.cuda.max_memory_allocated(device) - before
+        logits = config.max_sequences * geometry.vocab_size * _LOGITS_BYTES
+        del self._cache
+        torch.cuda.empty_cache()
+        free, total = torch.cuda.mem_get_info(device)
+        budget = int(total * config.memory_fraction) - (total - free) - activations - logits
+        log.info("GPU budget for KV: %s of %s", memory.gib(budget), memory.gib(total))
+        return budget
+
+
+_LOGITS_BYTES = 4 * 8
+"""Per logit of a full batch: the sampler holds about four float64 copies at once."""
+
+
+def _with_zeros(faulty: SequenceSlice) -> SequenceSlice:
+    return SequenceSlice((0,) * len(faulty.token_ids), faulty.start, faulty.block_ids, faulty.sample)
