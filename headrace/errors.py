@@ -103,10 +103,11 @@ class ErrorRow:
     openai_type: str
 
 
-def _tree(root: type[HeadraceError]) -> list[type[HeadraceError]]:
-    return [root, *(kind for child in root.__subclasses__() for kind in _tree(child))]
+def tree(root: type[HeadraceError] = HeadraceError) -> tuple[type[HeadraceError], ...]:
+    """Every class of the tree, parents before children."""
+    return (root, *(kind for child in root.__subclasses__() for kind in tree(child)))
 
 
 def table() -> tuple[ErrorRow, ...]:
     """The whole tree as rows, for the docs and for the test that keeps them equal."""
-    return tuple(ErrorRow(k.__name__, k.status.grpc, k.status.http, k.status.openai_type) for k in _tree(HeadraceError))
+    return tuple(ErrorRow(k.__name__, k.status.grpc, k.status.http, k.status.openai_type) for k in tree())

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 from headrace.errors import InvalidRequest
+from headrace.unicode import require_unicode
 
 MAX_STOP_STRINGS = 16
 MAX_STOP_STRING_CHARS = 256
@@ -16,9 +17,9 @@ MAX_STOP_TOKEN_IDS = 64
 class SamplingParams:
     """How output tokens are chosen and when they end. Names follow OpenAI's and vLLM's.
 
-    `temperature` 0 is greedy: the highest logit, ties to the lowest id. `top_k` 0 means no limit. `max_tokens` None means
-    "as many as context and pool allow" and is resolved at admission. `seed` None is replaced at admission by a drawn one,
-    so that a request always replays to the same tokens.
+    `temperature` 0 is greedy: the highest logit, ties to the lowest id. `top_k` 0 means no limit. `max_tokens` None
+    means "as many as context and pool allow" and is resolved at admission. `seed` None is replaced at admission by a
+    drawn one, so that a request always replays to the same tokens.
     """
 
     max_tokens: int | None = None
@@ -55,6 +56,7 @@ class SamplingParams:
                 raise InvalidRequest(
                     f"stop[{i}] must be a string of 1 to {MAX_STOP_STRING_CHARS} characters", field=f"stop[{i}]"
                 )
+            require_unicode(text, f"stop[{i}]")
         if len(self.stop_token_ids) > MAX_STOP_TOKEN_IDS:
             raise InvalidRequest(f"stop_token_ids has more than {MAX_STOP_TOKEN_IDS} ids", field="stop_token_ids")
         for i, token in enumerate(self.stop_token_ids):

@@ -34,8 +34,9 @@ GOLDEN_REQUEST = (
 LOAD = LoadReport(
     seq=9, credit_blocks=40, free_slots=3, free_blocks=50, cached_blocks=6, held_blocks=8, total_blocks=64,
     block_size=16, max_context=8192, running=2, waiting=1, uncomputed_tokens=77, step_s=0.25,
-    drain_tokens_per_s=31.0, iterations=120, prompt_tokens_total=1000, output_tokens_total=2000, preemptions_total=4, draining=False, model="smol",
-    weight_version="w", numerics="n", waiting_by_reason=(("blocks", 1),),
+    drain_tokens_per_s=31.0, iterations=120, prompt_tokens_total=1000, output_tokens_total=2000,
+    preemptions_total=4, draining=False, model="smol", weight_version="w", numerics="n",
+    waiting_by_reason=(("blocks", 1),),
 )  # fmt: skip
 
 SAMPLING = st.builds(
