@@ -62,6 +62,11 @@ class ModelRunner(Protocol):
     @property
     def shape(self) -> ModelShape: ...
 
+    @property
+    def num_blocks(self) -> int:
+        """KV blocks it has allocated: ids 0 … num_blocks-1 are the scheduler's to hand out."""
+        ...
+
     def forward(self, slices: Sequence[SequenceSlice]) -> tuple[Sampled | None, ...]:
         """Writes KV for every row, returns one result per slice, in order. Raises only for faults of the device."""
         ...

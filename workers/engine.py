@@ -1,0 +1,327 @@
+"""The engine: continuous batching over one model runner, one iteration at a time (DESIGN section 6).
+
+    inbox → plan → forward → accept → publish
+      ↑                                  │
+      └──────────────────────────────────┘
+
+One daemon thread runs `step`. Other threads talk to it through the mailbox only: what they ask for takes effect at
+the next iteration boundary, what it says leaves as frames, in order. It never waits for the store, and never spins:
+without work it sleeps on a condition, and while frames of ten seconds wait to be taken it pauses.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from headrace.frame import FinishReason, Frame, LoadReport, Part
+from headrace.request import BoundRequest
+from workers.config import EngineConfig
+from workers.generation import Generation, bounds_of, objection_to
+from workers.kv.ledger import Reason
+from workers.load import NOTHING_SEEN, load_report
+from workers.mailbox import Add, Cancel, Drain, Forget, Mailbox, Reset, Seen
+from workers.model.interface import ModelRunner, Sampled
+from workers.roster import Roster
+from workers.scheduler.policy import make_policy
+from workers.scheduler.state import Limits, StepPlan
+from workers.step_statistics import StepStatistics
+
+if TYPE_CHECKING:
+    from headrace.tokenizer import Tokenizer
+
+logger = logging.getLogger("headrace.engine")
+
+MAX_DEVICE_FAULTS = 3
+"""Forward passes that may fail in a row before the engine gives up and lets its health fail."""
+
+_REASON_OF = {FinishReason.CANCELLED: Reason.CANCEL, FinishReason.FAILED: Reason.FAIL}
+
+
+class Engine:
+    """`add`, `cancel`, `seen`, `forget`, `reset`, `drain`, `next_frame`, `beat`, `load` and the ages may be called
+    from any thread; `step` by one at a time (the engine's own after `start`, a test's without it).
+    """
+
+    def __init__(
+        self,
+        runner: ModelRunner,
+        config: EngineConfig,
+        tokenizer: Tokenizer | None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._runner = runner
+        self._tokenizer = tokenizer
+        self._clock = clock
+        self._policy = make_policy(config.policy)
+        self._limits = Limits(config.chunk_tokens, config.max_sequences, runner.num_blocks, config.block_size)
+        self._bounds = bounds_of(runner.shape, config.max_context)
+        self._roster = Roster(self._limits)
+        self._mailbox = Mailbox(clock)
+        self._statistics = StepStatistics()
+        self._ranks = itertools.count()
+        self._frame_numbers = itertools.count(1)
+        self._parts: list[Part] = []
+        self._last_inbox_id = NOTHING_SEEN
+        self._draining = False
+        self._device_faults = 0
+        self._step_began_s: float | None = None
+        self._oldest_advanced_s: float | None = None
+        self._thread: threading.Thread | None = None
+        self._latest = self._publish(StepPlan(()), resets=0)
+
+    # ---- the iteration ---------------------------------------------------------------------------------------------
+
+    def step(self) -> Frame | None:
+        """One iteration. Returns the frame it published; None when there was nothing to read and nothing to compute."""
+        began_s = self._clock()
+        news, resets = self._read_inbox()
+        plan = self._plan()
+        if plan.work:
+            self._accept(plan, self._forward(plan))
+            self._statistics.record(self._clock() - began_s, sum(len(part.token_ids) for part in self._parts))
+        if not (news or plan.work or self._parts):
+            return None
+        return self._publish(plan, resets)
+
+    def _read_inbox(self) -> tuple[bool, int]:
+        commands, resets = self._mailbox.take()
+        for command in commands:
+            match command:
+                case Add(bound):
+                    self._take_on(bound)
+                    self._last_inbox_id = bound.inbox_id
+                case Cancel(request_id, inbox_id):
+                    self._end_request(request_id, FinishReason.CANCELLED)
+                    self._last_inbox_id = inbox_id
+                case Seen(inbox_id):
+                    self._last_inbox_id = inbox_id
+                case Forget(request_id, epoch):
+                    self._drop(request_id, epoch)
+                case Drain():
+                    self._draining = True
+                case Reset():
+                    self._drop_everything()
+        return bool(commands), resets
+
+    def _plan(self) -> StepPlan:
+        """Plans, ends what the pool can never hold, and books the plan's blocks. Each round of the loop ends a
+        request.
+        """
+        while True:
+            now = self._clock()
+            plan = self._policy.plan(self._roster.state, now)
+            if not plan.unfit:
+                break
+            for unfit in plan.unfit:
+                self._end_request(unfit.key.request_id, FinishReason.FAILED, unfit.detail)
+        self._roster.apply(plan, self._statistics.iterations + 1, now)
+        self._statistics.preemptions_total += len(plan.preempted)
+        return plan
+
+    def _forward(self, plan: StepPlan) -> tuple[Sampled | None, ...]:
+        """Runs the model; one result per piece of work. When the device fails, the requests of this step end, and
+        there are none.
+        """
+        slices = tuple(self._roster.slice_for(work) for work in plan.work)
+        self._step_began_s = self._clock()
+        try:
+            results = self._runner.forward(slices)
+        except Exception as error:
+            self._device_faults += 1
+            logger.exception("forward pass failed (%d in a row)", self._device_faults)
+            for request_id in {work.key.request_id: None for work in plan.work}:
+                self._end_request(
+                    request_id, FinishReason.FAILED, f"the device failed: {type(error).__name__}: {error}"
+                )
+            return (None,) * len(slices)
+        finally:
+            self._step_began_s = None
+        self._device_faults = 0
+        return results
+
+    def _accept(self, plan: StepPlan, results: tuple[Sampled | None, ...]) -> None:
+        """Commits what was computed and takes the sampled tokens; whatever ends gives its blocks back at once."""
+        now = self._clock()
+        for work, sampled in zip(plan.work, results, strict=True):
+            generation = self._roster.get(work.key)
+            if generation is None:  # its request failed in this very step
+                continue
+            self._statistics.prompt_tokens_total += generation.computed_to(work.start + work.count, now)
+            if sampled is None:
+                continue
+            if fault := self._fault_of(sampled):
+                self._end_request(work.key.request_id, FinishReason.FAILED, fault)
+                continue
+            generation.accept(sampled.token_id)
+            if generation.finish is None:
+                self._parts.append(generation.part())
+            else:
+                self._end(generation, generation.finish)
+
+    def _publish(self, plan: StepPlan, resets: int) -> Frame:
+        load = load_report(
+            self._roster, self._statistics, self._runner.shape, self._bounds.max_context, plan, self._draining
+        )
+        frame = Frame(replace(load, seq=next(self._frame_numbers)), tuple(self._parts), self._last_inbox_id)
+        self._parts.clear()
+        self._note_progress()
+        self._mailbox.publish(frame, resets)
+        self._latest = frame
+        return frame
+
+    # ---- requests come and go --------------------------------------------------------------------------------------
+
+    def _take_on(self, bound: BoundRequest) -> None:
+        """Starts every choice of a request. The inbox delivers at least once: the same binding again changes nothing,
+        a newer one of the same request replaces the old.
+        """
+        held = self._roster.of_request(bound.request.id)
+        if held and held[0].bound.epoch >= bound.epoch:
+            return
+        self._drop(bound.request.id, None)
+        if objection := objection_to(bound, self._bounds, self._tokenizer):
+            self._refuse(bound, objection)
+            return
+        for choice in range(bound.request.n):
+            generation = Generation(bound, choice, next(self._ranks), self._bounds, self._tokenizer, self._clock())
+            if generation.finish is None:
+                self._roster.add(generation)
+            else:  # an earlier holder had journaled its last token but not its end
+                self._parts.append(generation.part())
+
+    def _refuse(self, bound: BoundRequest, detail: str) -> None:
+        for choice in range(bound.request.n):
+            journaled = len(bound.journal[choice]) if choice < len(bound.journal) else 0
+            self._parts.append(Part(bound.request.id, choice, bound.epoch, journaled, (), FinishReason.FAILED, detail))
+
+    def _end_request(self, request_id: str, finish: FinishReason, detail: str = "") -> None:
+        for generation in self._roster.of_request(request_id):
+            self._end(generation, finish, detail)
+
+    def _end(self, generation: Generation, finish: FinishReason, detail: str = "") -> None:
+        self._parts.append(generation.part(finish, detail))
+        self._roster.remove(generation, _REASON_OF.get(finish, Reason.FINISH))
+        if finish in (FinishReason.STOP, FinishReason.LENGTH):
+            self._roster.state.estimate.finished(generation.output_tokens)
+
+    def _drop(self, request_id: str, epoch: int | None) -> None:
+        for generation in self._roster.of_request(request_id):
+            if epoch is None or generation.bound.epoch == epoch:
+                self._roster.remove(generation, Reason.CANCEL)
+
+    def _drop_everything(self) -> None:
+        for request_id in self._roster.request_ids():
+            self._drop(request_id, None)
+        self._parts.clear()
+        self._last_inbox_id = NOTHING_SEEN
+        self._draining = False
+
+    def _fault_of(self, sampled: Sampled) -> str:
+        if sampled.fault:
+            return sampled.fault
+        if not 0 <= sampled.token_id < self._bounds.vocab_size:
+            return f"the sampler gave token {sampled.token_id}, outside the vocabulary of {self._bounds.vocab_size}"
+        return ""
+
+    def _note_progress(self) -> None:
+        running = self._roster.state.running
+        self._oldest_advanced_s = min((sequence.advanced_s for sequence in running), default=None)
+
+    # ---- the port of the other threads -----------------------------------------------------------------------------
+
+    def add(self, bound: BoundRequest) -> None:
+        """Takes a request on at the next iteration boundary. Whatever is wrong with it comes back as a part that says
+        `failed`.
+        """
+        self._mailbox.post(Add(bound))
+
+    def cancel(self, request_id: str, inbox_id: str) -> None:
+        """The request is in no plan made after the engine has read this; an unknown or ended one is left alone."""
+        self._mailbox.post(Cancel(request_id, inbox_id))
+
+    def seen(self, inbox_id: str) -> None:
+        """An inbox entry that asks nothing of the engine; later frames count it as read."""
+        self._mailbox.post(Seen(inbox_id))
+
+    def forget(self, request_id: str, epoch: int | None = None) -> None:
+        """Drops a request that is no longer this worker's, without a word; with `epoch`, only that binding of it."""
+        self._mailbox.post(Forget(request_id, epoch))
+
+    def reset(self) -> None:
+        """Drops every request and every unsent frame: the incarnation was fenced."""
+        self._mailbox.reset()
+
+    def drain(self) -> None:
+        """From the next frame on the load report gives no credit; what is held runs on."""
+        self._mailbox.post(Drain())
+
+    def next_frame(self, timeout_s: float) -> Frame | None:
+        """The oldest frame nobody has taken; None when none comes in time."""
+        return self._mailbox.next_frame(timeout_s)
+
+    def load(self) -> LoadReport:
+        """The load after the last iteration."""
+        return self._latest.load
+
+    def beat(self) -> Frame:
+        """The last iteration's load under a new number, without parts, with the inbox id that it counts."""
+        latest = self._latest
+        return replace(latest, load=replace(latest.load, seq=next(self._frame_numbers)), parts=())
+
+    def step_age_s(self) -> float:
+        """How long the forward pass now running has run; 0.0 between passes."""
+        began_s = self._step_began_s
+        return 0.0 if began_s is None else max(0.0, self._clock() - began_s)
+
+    def oldest_runnable_age_s(self) -> float:
+        """Seconds since the slowest running sequence last advanced; 0.0 when none runs or the engine is paused by a
+        full outbox.
+        """
+        advanced_s = self._oldest_advanced_s
+        return 0.0 if advanced_s is None else max(0.0, self._clock() - advanced_s)
+
+    def check(self) -> None:
+        """Between steps: raises LedgerDrift unless blocks, tables and sequences agree. O(blocks)."""
+        self._roster.check()
+
+    @property
+    def alive(self) -> bool:
+        """False before `start`, and once the loop has ended: stopped, a bug of ours, or MAX_DEVICE_FAULTS in a row."""
+        return self._thread is not None and self._thread.is_alive()
+
+    def start(self) -> None:
+        """Runs the loop in its own daemon thread."""
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self._thread.start()
+
+    def stop(self, timeout_s: float) -> bool:
+        """Ends the loop after the iteration that is running; what is held is left as it is. False if that took too
+        long.
+        """
+        self._mailbox.stop()
+        if self._thread is not None:
+            self._thread.join(timeout_s)
+        return not self.alive
+
+    def _run(self) -> None:
+        try:
+            while self._device_faults < MAX_DEVICE_FAULTS and self._await_work():
+                self.step()
+        except Exception:
+            logger.exception("the engine's loop ended")
+
+    def _await_work(self) -> bool:
+        """Sleeps while there is nothing to do or nobody takes the frames; False once stopping."""
+        if self._mailbox.is_full:
+            self._oldest_advanced_s = None  # a pause is the store's fault, not ours: it does not count against health
+            if not self._mailbox.wait_for_room():
+                return False
+            self._roster.resume(self._clock())
+            self._note_progress()
+        return self._mailbox.wait_for_command() if len(self._roster) == 0 else not self._mailbox.is_stopping

@@ -1,0 +1,122 @@
+"""Who is on this worker: all generations, their place (running or waiting) and their blocks. The one place where a
+sequence changes state.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+
+from workers.generation import Generation
+from workers.kv.ledger import LedgerDrift, Reason
+from workers.kv.pool import BlockPool
+from workers.kv.tables import BlockTables
+from workers.model.interface import SequenceSlice
+from workers.scheduler.sequence import Sequence, SequenceKey
+from workers.scheduler.state import Limits, SchedulerState, StepPlan, Work
+
+
+class Roster:
+    """Owned by the engine's thread. `state` is what policies read; it and the block tables always agree."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.tables = BlockTables(BlockPool(limits.total_blocks), limits.block_size)
+        self.state = SchedulerState(limits, free_blocks=limits.total_blocks)
+        self._generations: dict[str, dict[int, Generation]] = {}
+        """By request id, the choices that have not ended."""
+
+    def __len__(self) -> int:
+        return len(self.state.running) + len(self.state.waiting)
+
+    def __getitem__(self, key: SequenceKey) -> Generation:
+        return self._generations[key.request_id][key.choice]
+
+    def get(self, key: SequenceKey) -> Generation | None:
+        """None when it has ended."""
+        return self._generations.get(key.request_id, {}).get(key.choice)
+
+    def of_request(self, request_id: str) -> tuple[Generation, ...]:
+        """Its choices that have not ended; none for an unknown request."""
+        return tuple(self._generations.get(request_id, {}).values())
+
+    def request_ids(self) -> tuple[str, ...]:
+        return tuple(self._generations)
+
+    def add(self, generation: Generation) -> None:
+        """A new one waits at its rank."""
+        key = generation.sequence.key
+        self._generations.setdefault(key.request_id, {})[key.choice] = generation
+        insort(self.state.waiting, generation.sequence, key=_rank)
+
+    def remove(self, generation: Generation, reason: Reason) -> None:
+        """It has ended, whatever the reason: its blocks go back, nothing of it stays."""
+        sequence = generation.sequence
+        if sequence in self.state.running:
+            self.state.running.remove(sequence)
+        else:
+            self.state.waiting.remove(sequence)
+        self._give_back(sequence, reason)
+        choices = self._generations[sequence.key.request_id]
+        del choices[sequence.key.choice]
+        if not choices:
+            del self._generations[sequence.key.request_id]
+        if not self._generations and self.tables.pool.ledger.held_blocks:
+            raise LedgerDrift(f"nobody is left and {self.tables.pool.ledger.held_blocks} blocks are still held")
+
+    def apply(self, plan: StepPlan, iteration: int, now: float) -> None:
+        """Moves preempted and admitted sequences and takes the blocks that the plan has counted. `unfit` ones are the
+        engine's to end, before this.
+        """
+        for key in plan.preempted:
+            self._preempt(self[key].sequence, now)
+        for key in plan.admitted:
+            self._start(self[key].sequence, now)
+        for work in plan.work:
+            sequence = self[work.key].sequence
+            self._take(sequence, Reason.GROW)
+            sequence.advanced_iteration = iteration
+
+    def slice_for(self, work: Work) -> SequenceSlice:
+        return self[work.key].slice_for(work, self.tables.block_ids(work.key))
+
+    def resume(self, now: float) -> None:
+        """After a pause nobody is late."""
+        for sequence in self.state.running:
+            sequence.advanced_s = now
+
+    def check(self) -> None:
+        """Raises LedgerDrift unless blocks, tables and sequences agree. O(blocks): for tests and idle moments."""
+        self.tables.check()
+        for sequence in (*self.state.running, *self.state.waiting):
+            if len(self.tables.block_ids(sequence.key)) != sequence.held_blocks:
+                raise LedgerDrift(f"{sequence.key} believes it holds {sequence.held_blocks} blocks")
+
+    def _start(self, sequence: Sequence, now: float) -> None:
+        self.state.waiting.remove(sequence)
+        for other in self.state.waiting:
+            if other.rank > sequence.rank:
+                break
+            other.overtaken += 1
+        self.state.running.append(sequence)
+        sequence.advanced_s = now
+        self._take(sequence, Reason.ADMIT)
+
+    def _preempt(self, sequence: Sequence, now: float) -> None:
+        self.state.running.remove(sequence)
+        self._give_back(sequence, Reason.PREEMPT)
+        sequence.computed = 0
+        sequence.advanced_s = now
+        insort(self.state.waiting, sequence, key=_rank)
+        self.state.estimate.preempted()
+
+    def _take(self, sequence: Sequence, reason: Reason) -> None:
+        sequence.held_blocks = self.tables.grow(sequence.key, sequence.known, reason)
+        self.state.free_blocks = self.tables.pool.free_blocks
+
+    def _give_back(self, sequence: Sequence, reason: Reason) -> None:
+        self.tables.drop(sequence.key, reason)
+        sequence.held_blocks = 0
+        self.state.free_blocks = self.tables.pool.free_blocks
+
+
+def _rank(sequence: Sequence) -> int:
+    return sequence.rank

@@ -1,0 +1,71 @@
+"""Batching policies: which tokens of which sequences the next forward pass computes.
+
+Each is one class behind `Policy`, all run on the same engine; what differs is how a prefill shares a pass with the
+decodes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from workers.scheduler.draft import Draft
+from workers.scheduler.state import SchedulerState, StepPlan
+
+
+class Policy(Protocol):
+    def plan(self, state: SchedulerState, now: float) -> StepPlan:
+        """The next step; `now` in seconds of the engine's clock. Reads `state`, never changes it; the plan holds
+        within its limits and gives work to at least one sequence whenever one is running or waiting and fits the
+        pool.
+        """
+        ...
+
+
+class Chunked:
+    """Decodes first, then as much of the prefills as the step's tokens allow (Sarathi-Serve): a long prompt never
+    holds up a decode for more than one chunk.
+    """
+
+    def plan(self, state: SchedulerState, now: float) -> StepPlan:
+        draft = Draft(state)
+        draft.advance_decodes()
+        draft.advance_prefills(self._share)
+        draft.admit_waiting(self._share)
+        return draft.finished()
+
+    @staticmethod
+    def _share(gap: int, draft: Draft) -> int:
+        return min(gap, draft.tokens_left)
+
+
+class Continuous:
+    """Iteration-level batching with whole prefills (Orca): prompts are never cut. The first prefill of a step runs
+    whatever its length, even past the token budget; further ones join while they fit.
+    """
+
+    def plan(self, state: SchedulerState, now: float) -> StepPlan:
+        draft = Draft(state)
+        draft.advance_decodes()
+        draft.advance_prefills(self._share)
+        draft.admit_waiting(self._share)
+        return draft.finished()
+
+    @staticmethod
+    def _share(gap: int, draft: Draft) -> int:
+        fits = gap <= draft.tokens_left
+        return gap if fits or (draft.prefills == 0 and gap > 1) else 0
+
+
+_REGISTRY: dict[str, Callable[[], Policy]] = {"chunked": Chunked, "continuous": Continuous}
+
+
+def policy_names() -> tuple[str, ...]:
+    return tuple(_REGISTRY)
+
+
+def make_policy(name: str) -> Policy:
+    """Raises ValueError naming the known policies."""
+    if name not in _REGISTRY:
+        raise ValueError(f"unknown scheduling policy {name!r}; known: {', '.join(_REGISTRY)}")
+    return _REGISTRY[name]()

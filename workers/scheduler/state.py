@@ -1,0 +1,108 @@
+"""What a policy reads and what it answers: plain data, no tensors, no block ids."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from workers.scheduler.estimate import OutputEstimate
+from workers.scheduler.peak import Growth, growth, peak_blocks
+from workers.scheduler.sequence import Sequence, SequenceKey
+
+
+class Wait(StrEnum):
+    """Why a sequence that could run is not in this step's plan."""
+
+    BUDGET = "budget"
+    """The step's tokens are spent."""
+    BLOCKS = "blocks"
+    """Its prompt does not fit now, or the peak test says that it would not fit later."""
+    SLOTS = "slots"
+    """As many sequences run as may."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Bounds of one step. Raises ValueError for one that could never run anything."""
+
+    chunk_tokens: int
+    max_sequences: int
+    total_blocks: int
+    block_size: int
+
+    def __post_init__(self) -> None:
+        for name in ("chunk_tokens", "max_sequences", "total_blocks", "block_size"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+
+    def blocks(self, tokens: int) -> int:
+        """Blocks that `tokens` KV slots take."""
+        return -(-tokens // self.block_size)
+
+
+@dataclass
+class SchedulerState:
+    """Everything a plan depends on besides the clock. `running` in order of start, `waiting` by rank."""
+
+    limits: Limits
+    estimate: OutputEstimate = field(default_factory=OutputEstimate)
+    running: list[Sequence] = field(default_factory=list)
+    waiting: list[Sequence] = field(default_factory=list)
+    free_blocks: int = 0
+    """Blocks an allocation may take: free ones, and cached ones that can be evicted."""
+
+    def growth_of(self, sequence: Sequence) -> Growth:
+        return growth(sequence.known, self.estimate.remaining(sequence))
+
+    def credit_blocks(self) -> int:
+        """Blocks of new work that would pass the peak test now. What runs and what already waits here count in full;
+        the newcomer is taken to hold its whole price from the start, because a price does not say how it splits into
+        prompt and output.
+        """
+        if self.free_slots() == 0:
+            return 0
+        ahead = sorted(self.growth_of(sequence) for sequence in (*self.running, *self.waiting))
+        return max(0, self.limits.total_blocks - peak_blocks(ahead, self.limits.block_size))
+
+    def free_slots(self) -> int:
+        return max(0, self.limits.max_sequences - len(self.running) - len(self.waiting))
+
+
+@dataclass(frozen=True)
+class Work:
+    """Compute the known tokens [start, start + count) of one sequence."""
+
+    key: SequenceKey
+    start: int
+    count: int
+
+
+@dataclass(frozen=True)
+class Unfit:
+    """A sequence the whole pool cannot hold."""
+
+    key: SequenceKey
+    detail: str
+
+
+@dataclass(frozen=True)
+class StepPlan:
+    """One iteration. To be applied in this order: preempted and unfit give their blocks back, admitted take all
+    blocks of their known tokens, then `work` is computed.
+    """
+
+    work: tuple[Work, ...]
+    admitted: tuple[SequenceKey, ...] = ()
+    preempted: tuple[SequenceKey, ...] = ()
+    unfit: tuple[Unfit, ...] = ()
+    waiting_by_reason: tuple[tuple[str, int], ...] = ()
+
+    @property
+    def tokens(self) -> int:
+        return sum(work.count for work in self.work)
+
+
+def count_reasons(reasons: dict[SequenceKey, Wait]) -> tuple[tuple[str, int], ...]:
+    counted = Counter(reasons.values())
+    return tuple((reason.value, counted[reason]) for reason in Wait if counted[reason])

@@ -1,0 +1,37 @@
+"""What the engine has measured of itself: totals, and how fast it drains."""
+
+from __future__ import annotations
+
+import math
+
+SMOOTHING_S = 5.0
+"""Busy seconds after which an old measurement weighs 1/e."""
+
+
+class StepStatistics:
+    """Written by the engine's thread only. Idle time does not count: the drain rate is what the worker does while it
+    has work.
+    """
+
+    def __init__(self) -> None:
+        self.iterations = 0
+        self.step_s = 0.0
+        self.prompt_tokens_total = 0
+        self.output_tokens_total = 0
+        self.preemptions_total = 0
+        self._recent_tokens = 0.0
+        self._recent_s = 0.0
+
+    def record(self, step_s: float, output_tokens: int) -> None:
+        """One iteration of `step_s` seconds and the tokens it sampled."""
+        self.iterations += 1
+        self.step_s = step_s
+        self.output_tokens_total += output_tokens
+        fade = math.exp(-step_s / SMOOTHING_S)
+        self._recent_tokens = self._recent_tokens * fade + output_tokens
+        self._recent_s = self._recent_s * fade + step_s
+
+    @property
+    def drain_tokens_per_s(self) -> float:
+        """Output tokens per busy second, smoothed; 0.0 until known."""
+        return self._recent_tokens / self._recent_s if self._recent_s > 0 else 0.0
