@@ -1,9 +1,10 @@
 """Vectorised attention for CPUs, built on torch's tiled `scaled_dot_product_attention`.
 
-Sequences with one query row (decodes) are batched: those of similar length share one padded call, in which the query heads of one KV head stand
-as that head's query rows, so grouped-query attention needs no copy of keys. Longer slices (prefill chunks) run one call per
-sequence. Keys are gathered block-wise into a workspace that lives as long as the worker: fresh large tensors would cost a page
-fault per 4 KiB in every layer. A sequence that alone fills its call and whose blocks happen to be adjacent is read in place.
+Sequences with one query row (decodes) are batched: those of similar length share one padded call, in which the query
+heads of one KV head stand as that head's query rows, so grouped-query attention needs no copy of keys. Longer slices
+(prefill chunks) run one call per sequence. Keys are gathered block-wise into a workspace that lives as long as the
+worker: fresh large tensors would cost a page fault per 4 KiB in every layer. A sequence that alone fills its call and
+whose blocks happen to be adjacent is read in place.
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
 
 from workers.attention.interface import AttentionSpec, AttentionUnavailable, PagedBatch
 
@@ -35,10 +36,10 @@ class CpuAttention:
         for num_rows in batch.query_lens:
             starts.append(starts[-1] + num_rows)
         decodes = [s for s, num_rows in enumerate(batch.query_lens) if num_rows == 1]
-        calls: list[_Call] = [self._decode_call(batch, starts, group) for group in group_by_length(decodes, batch.key_lens)]
-        calls += [
-            self._chunk_call(batch, starts[s], s) for s, num_rows in enumerate(batch.query_lens) if num_rows > 1
+        calls: list[_Call] = [
+            self._decode_call(batch, starts, group) for group in group_by_length(decodes, batch.key_lens)
         ]
+        calls += [self._chunk_call(batch, starts[s], s) for s, num_rows in enumerate(batch.query_lens) if num_rows > 1]
         widest = max((call.num_gathered for call in calls), default=0)
         needed = 2 * widest * self._spec.block_size * self._spec.num_kv_heads * self._spec.head_dim
         if self._workspace.numel() < needed:
@@ -139,9 +140,9 @@ class CpuPass:
         keys, values = self._read(call, key_cache, value_cache)
         if call.is_batch:
             grouped = query.view(call.num_rows, self.num_kv_heads, -1, query.shape[-1])
-            batched = F.scaled_dot_product_attention(grouped, keys, values, attn_mask=call.mask, scale=scale)
+            batched = scaled_dot_product_attention(grouped, keys, values, attn_mask=call.mask, scale=scale)
             return batched.reshape(query.shape)
-        attended = F.scaled_dot_product_attention(
+        attended = scaled_dot_product_attention(
             query.transpose(0, 1)[None],
             keys,
             values,

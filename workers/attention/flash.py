@@ -1,4 +1,6 @@
-"""FlashAttention's own packages: `vllm_flash_attn` (blocks of 16), else `flash_attn` (2.x: blocks of 256). CUDA only."""
+"""FlashAttention's own packages: `vllm_flash_attn` (blocks of 16), else `flash_attn` (2.x: blocks of 256). CUDA
+only.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Attention over a paged KV cache with ragged queries: what every implementation promises.
 
-One pass of the model carries rows of many sequences, flattened. Sequence `s` owns the query rows
-`cu_seqlens_q[s] : cu_seqlens_q[s + 1]`; they are the *last* rows of its `seqused_k[s]` tokens, so that query row `i`
-of `n` sees the keys `0 .. seqused_k[s] - n + i`. The layout is FlashAttention's varlen one, so that its kernels fit as they are.
+One pass of the model carries rows of many sequences, flattened. Sequence `s` owns the query rows `cu_seqlens_q[s] :
+cu_seqlens_q[s + 1]`; they are the *last* rows of its `seqused_k[s]` tokens, so that query row `i` of `n` sees the keys
+`0 .. seqused_k[s] - n + i`. The layout is FlashAttention's varlen one, so that its kernels fit as they are.
 """
 
 from __future__ import annotations

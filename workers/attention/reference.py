@@ -1,4 +1,6 @@
-"""The oracle: one query row at a time, in float32, with nothing clever. Every other implementation is tested against it."""
+"""The oracle: one query row at a time, in float32, with nothing clever. Every other implementation is tested against
+it.
+"""
 
 from __future__ import annotations
 

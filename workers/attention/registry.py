@@ -26,7 +26,9 @@ def resolve_attention(name: str, spec: AttentionSpec) -> PagedAttention:
     if name == "auto":
         return _fastest(spec)
     if name not in IMPLEMENTATIONS:
-        raise InvalidRequest(f"unknown attention {name!r}; known: auto, {', '.join(IMPLEMENTATIONS)}", field="attention")
+        raise InvalidRequest(
+            f"unknown attention {name!r}; known: auto, {', '.join(IMPLEMENTATIONS)}", field="attention"
+        )
     try:
         return _build(name, spec)
     except AttentionUnavailable as reason:

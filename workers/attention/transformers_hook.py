@@ -1,8 +1,8 @@
 """The bridge from transformers' attention interface to ours.
 
-transformers calls a registered function in every layer with that layer's query, key and value, and passes the model's extra
-keyword arguments through. The pass's plan and caches travel as one such argument, `paged`. No mask function is registered under
-the name, so transformers builds no mask (`masking_utils._preprocess_mask_arguments` returns early).
+transformers calls a registered function in every layer with that layer's query, key and value, and passes the model's
+extra keyword arguments through. The pass's plan and caches travel as one such argument, `paged`. No mask function is
+registered under the name, so transformers builds no mask (`masking_utils._preprocess_mask_arguments` returns early).
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ def paged_attention(
 ) -> tuple[Tensor, None]:
     """Query, key and value are `[1, heads, rows, head_dim]`; returns `[1, rows, heads, head_dim]`.
 
-    Raises NotImplementedError for features that change the result and that we do not compute; the loader refuses the models it
-    knows to use them, this is the last line.
+    Raises NotImplementedError for features that change the result and that we do not compute; the loader refuses the
+    models it knows to use them, this is the last line.
     """
     for name in ("softcap", "s_aux", "position_bias"):
         if features.get(name) is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,7 +27,7 @@ class VarlenAttention:
             raise AttentionUnavailable(f"torch {torch.__version__} has no torch.nn.attention.varlen") from error
         if "block_table" not in inspect.signature(varlen_attn).parameters:
             raise AttentionUnavailable(f"the varlen attention of torch {torch.__version__} is not paged")
-        self._kernel: Callable[..., Tensor] = varlen_attn
+        self._kernel: Callable[..., Any] = varlen_attn
 
     def prepare(self, batch: PagedBatch) -> VarlenPass:
         return VarlenPass(batch, self._kernel)
@@ -35,7 +36,7 @@ class VarlenAttention:
 @dataclass(frozen=True)
 class VarlenPass:
     batch: PagedBatch
-    kernel: Callable[..., Tensor]
+    kernel: Callable[..., Any]
 
     def attend(self, query: Tensor, key_cache: Tensor, value_cache: Tensor, *, scale: float) -> Tensor:
         return self.kernel(
@@ -51,6 +52,6 @@ class VarlenPass:
             enable_gqa=query.shape[1] != key_cache.shape[2],
             seqused_k=self.batch.seqused_k,
             block_table=self.batch.block_table,
-            # One split keeps a row's bits independent of the longest sequence beside it (DESIGN section 6, determinism).
+            # One split keeps a row independent of the longest sequence beside it (DESIGN section 6).
             num_splits=1,
         )

@@ -8,7 +8,9 @@ from typing import Any
 from headrace.errors import InvalidRequest
 
 PER_BATCH_ROPE = ("dynamic", "longrope")
-"""Rotary variants whose angles depend on the longest sequence beside a row: one request would change its neighbours'."""
+"""Rotary variants whose angles depend on the longest sequence beside a row: one request would change its
+neighbours'.
+"""
 
 
 @dataclass(frozen=True)
@@ -28,8 +30,9 @@ class Geometry:
 
 
 def read_geometry(config: Any, max_context: int | None) -> Geometry:
-    """From a transformers configuration. Raises InvalidRequest, naming the feature, for models that need more than causal
-    attention over a whole context."""
+    """From a transformers configuration. Raises InvalidRequest, naming the feature, for models that need more than
+    causal attention over a whole context.
+    """
     trained: int | None = getattr(config, "max_position_embeddings", None)
     if trained is None:
         raise InvalidRequest(f"{_kind(config)}: the configuration has no max_position_embeddings", field="model")
@@ -67,7 +70,9 @@ def _refuse_windows(config: Any, context: int) -> None:
     window = getattr(config, "sliding_window", None)
     # A window that no context outgrows is plain causal attention.
     if window and window < context and (not kinds or "sliding_attention" in kinds):
-        raise _unsupported(config, f"sliding-window attention over {window} tokens", f"; max_context {window} avoids it")
+        raise _unsupported(
+            config, f"sliding-window attention over {window} tokens", f"; max_context {window} avoids it"
+        )
 
 
 def _refuse_rope(config: Any, context: int) -> None:

@@ -13,10 +13,11 @@ SAMPLE_BYTES = 4096
 
 
 def weight_version(folder: Path) -> str:
-    """A short hash of config.json and of every safetensors file: name, size, header and evenly spaced samples of the data.
+    """A short hash of config.json and of every safetensors file: name, size, header and evenly spaced samples of the
+    data.
 
-    Reading everything would cost a minute for a large model, a header alone would not tell two fine-tunes apart; 64 samples of
-    4 KiB do, as training moves every weight.
+    Reading everything would cost a minute for a large model, a header alone would not tell two fine-tunes apart; 64
+    samples of 4 KiB do, as training moves every weight.
     """
     digest = hashlib.blake2b(digest_size=8)
     digest.update((folder / "config.json").read_bytes())
@@ -35,7 +36,9 @@ def weight_version(folder: Path) -> str:
 
 
 def numerics_fingerprint(device: torch.device, dtype: torch.dtype, attention: str) -> str:
-    """Kernels, instruction set, threads and number format; workers with equal ones compute equal bits from equal batches."""
+    """Kernels, instruction set, threads and number format; workers with equal ones compute equal bits from equal
+    batches.
+    """
     kind = str(dtype).removeprefix("torch.")
     if device.type == "cuda":
         chip = torch.cuda.get_device_name(device).replace(" ", "-")

@@ -1,4 +1,6 @@
-"""The tensors of the paged KV cache. Which block belongs to whom is decided elsewhere (`workers.kv`); here they are only memory."""
+"""The tensors of the paged KV cache. Which block belongs to whom is decided elsewhere (`workers.kv`); here they are
+only memory.
+"""
 
 from __future__ import annotations
 
@@ -43,8 +45,8 @@ class PagedKvCache:
     def scrub(self, block_ids: Sequence[int]) -> None:
         """Replaces what is not a finite number by 0 in the given blocks.
 
-        A masked slot still takes part as 0 × its value, so NaN left behind by one request would reach the next owner of the
-        block. Finite values, perhaps another request's shared prefix, stay as they are.
+        A masked slot still takes part as 0 × its value, so NaN left behind by one request would reach the next owner
+        of the block. Finite values, perhaps another request's shared prefix, stay as they are.
         """
         index = torch.tensor(block_ids, device=self.keys[0].device)
         for cache in (*self.keys, *self.values):

@@ -1,145 +1,26 @@
-"""A local Hugging Face folder becomes a causal language model whose attention is ours.
-
-Safetensors only, never pickle; code that comes with a model is never run.
-"""
+"""Putting a worker's model together: threads, weights, attention, KV cache."""
 
 from __future__ import annotations
 
-import inspect
-import json
-import os
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+import logging
 
-import torch
-from torch import nn
+from workers.attention.interface import AttentionSpec
+from workers.attention.registry import resolve_attention
+from workers.config import EngineConfig
+from workers.model.runner import TorchRunner
+from workers.model.weights import load_model, use_threads
 
-from headrace.errors import InvalidRequest, UnknownModel
-from workers.attention import transformers_hook
-from workers.config import DTYPES, EngineConfig
-from workers.model import memory
-from workers.model.geometry import Geometry, read_geometry
-from workers.model.identity import has_amx, has_bf16
+log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class LoadedModel:
-    module: nn.Module
-    geometry: Geometry
-    device: torch.device
-    dtype: torch.dtype
-    eos_token_ids: tuple[int, ...]
-
-
-def load_model(config: EngineConfig) -> LoadedModel:
-    """Raises UnknownModel when the folder is not a model, InvalidRequest when we cannot run it as asked, OutOfMemory."""
-    folder = _checked_folder(config.model_path)
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    dtype = resolve_dtype(config.dtype, device)
-    hf_config = _read_config(folder)
-    geometry = read_geometry(hf_config, config.max_context)
-    memory.require(f"the weights of {config.model_name}", _weight_bytes(folder, dtype), device)
-    module = _load_module(folder, hf_config, dtype, device)
-    return LoadedModel(module, geometry, device, dtype, _eos_token_ids(folder))
-
-
-def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
-    """`auto` is bfloat16 where the hardware multiplies it, else float32."""
-    if name not in DTYPES:
-        raise InvalidRequest(f"unknown dtype {name!r}; known: {', '.join(DTYPES)}", field="dtype")
-    if name == "auto":
-        fast = torch.cuda.is_bf16_supported() if device.type == "cuda" else has_amx() or has_bf16()
-        name = "bfloat16" if fast else "float32"
-    return torch.bfloat16 if name == "bfloat16" else torch.float32
-
-
-def use_threads(threads: int) -> None:
-    """Sets torch's CPU threads; 0 = every core this process may run on. (Ray sets OMP_NUM_THREADS to 1 inside actors.)"""
-    torch.set_num_threads(threads or len(os.sched_getaffinity(0)))
-
-
-def _checked_folder(path: str) -> Path:
-    folder = Path(path)
-    if not folder.is_dir():
-        raise UnknownModel(f"no model folder at {path}", field="model")
-    if not (folder / "config.json").is_file():
-        raise UnknownModel(f"{path} is not a model folder: it has no config.json", field="model")
-    if not any(folder.glob("*.safetensors")):
-        raise UnknownModel(f"{path} has no *.safetensors weights (other formats are not loaded)", field="model")
-    return folder
-
-
-def _read_config(folder: Path) -> Any:
-    from transformers import AutoConfig
-
-    try:
-        return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    except (ValueError, KeyError, OSError) as error:
-        kind = _json(folder / "config.json").get("model_type")
-        raise InvalidRequest(f"model type {kind!r} is not one transformers can load", field="model") from error
-
-
-def _load_module(folder: Path, hf_config: Any, dtype: torch.dtype, device: torch.device) -> nn.Module:
-    from transformers import AutoModelForCausalLM
-    from transformers.utils import logging as transformers_logging
-
-    transformers_hook.register()
-    transformers_logging.disable_progress_bar()
-    try:
-        module = AutoModelForCausalLM.from_pretrained(
-            folder,
-            config=hf_config,
-            dtype=dtype,
-            attn_implementation=transformers_hook.IMPLEMENTATION_NAME,
-            local_files_only=True,
-            trust_remote_code=False,
-            use_safetensors=True,
-            device_map=None if device.type == "cpu" else {"": device},
-        )
-    except torch.cuda.OutOfMemoryError as error:
-        raise memory.OutOfMemory(f"the weights do not fit on {device}: {str(error).splitlines()[0]}") from error
-    except ValueError as error:
-        kind = getattr(hf_config, "model_type", "unknown")
-        raise InvalidRequest(f"model type {kind!r} is not a causal language model we can run", field="model") from error
-    _require_hooks(module, hf_config)
-    return module.eval().requires_grad_(False)
-
-
-def _require_hooks(module: nn.Module, hf_config: Any) -> None:
-    """Only models that go through transformers' attention interface and can restrict logits to chosen rows."""
-    forward = inspect.signature(module.forward).parameters
-    if not getattr(module, "_supports_attention_backend", False) or "logits_to_keep" not in forward:
-        raise InvalidRequest(
-            f"model type {hf_config.model_type!r} does not support transformers' attention interface", field="model"
-        )
-
-
-def _weight_bytes(folder: Path, dtype: torch.dtype) -> int:
-    """Size of all tensors once they are in `dtype`, from the headers alone."""
-    numel = 0
-    for path in folder.glob("*.safetensors"):
-        with path.open("rb") as file:
-            header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
-        for name, entry in header.items():
-            if name != "__metadata__":
-                numel += torch.Size(entry["shape"]).numel()
-    return numel * dtype.itemsize
-
-
-def _eos_token_ids(folder: Path) -> tuple[int, ...]:
-    found: dict[int, None] = {}
-    for name in ("generation_config.json", "config.json"):
-        value = _json(folder / name).get("eos_token_id")
-        for token in value if isinstance(value, list) else [value]:
-            if isinstance(token, int):
-                found[token] = None
-    return tuple(found)
-
-
-def _json(path: Path) -> dict[str, Any]:
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return value if isinstance(value, dict) else {}
+def load_runner(config: EngineConfig) -> TorchRunner:
+    """Raises UnknownModel, InvalidRequest (naming the setting) or OutOfMemory, each with one clear sentence."""
+    use_threads(config.threads)
+    model = load_model(config)
+    geometry = model.geometry
+    spec = AttentionSpec(
+        model.device, model.dtype, geometry.num_heads, geometry.num_kv_heads, geometry.head_dim, config.block_size
+    )
+    attention = resolve_attention(config.attention, spec)
+    log.info("attention %s on %s in %s", attention.name, model.device, model.dtype)
+    return TorchRunner(config, model, attention)

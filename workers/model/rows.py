@@ -52,7 +52,9 @@ def flatten(slices: Sequence[SequenceSlice], block_size: int, device: torch.devi
 
 
 def _block_table(slices: Sequence[SequenceSlice], key_lens: Sequence[int], block_size: int) -> Tensor:
-    """int32 `[sequences, widest]`, cut to the blocks that hold keys and filled up with each sequence's own first block."""
+    """int32 `[sequences, widest]`, cut to the blocks that hold keys and filled up with each sequence's own first
+    block.
+    """
     used = [s.block_ids[: -(-n // block_size)] for s, n in zip(slices, key_lens, strict=True)]
     width = max(map(len, used))
     return torch.tensor([(*ids, *ids[:1] * (width - len(ids))) for ids in used], dtype=torch.int32)

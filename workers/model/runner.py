@@ -3,39 +3,26 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from workers.attention.interface import AttentionSpec, PagedAttention
-from workers.attention.registry import resolve_attention
+from headrace.sampling import SamplingParams
+from workers.attention.interface import PagedAttention
 from workers.attention.transformers_hook import PagedPass
 from workers.config import EngineConfig
 from workers.model import memory
 from workers.model.identity import numerics_fingerprint, weight_version
 from workers.model.interface import ModelShape, Sampled, SampleSpec, SequenceSlice
 from workers.model.kv_cache import PagedKvCache, blocks_that_fit
-from workers.model.loader import LoadedModel, load_model, use_threads
 from workers.model.rows import flatten
+from workers.model.weights import LoadedModel
 from workers.sampling.sampler import sample
 
 log = logging.getLogger(__name__)
-
-
-def load_runner(config: EngineConfig) -> TorchRunner:
-    """Loads weights, picks and tests an attention, allocates the KV cache. Raises UnknownModel, InvalidRequest or
-    OutOfMemory, each with one clear sentence."""
-    use_threads(config.threads)
-    model = load_model(config)
-    geometry = model.geometry
-    spec = AttentionSpec(
-        model.device, model.dtype, geometry.num_heads, geometry.num_kv_heads, geometry.head_dim, config.block_size
-    )
-    attention = resolve_attention(config.attention, spec)
-    log.info("attention %s on %s in %s", attention.name, model.device, model.dtype)
-    return TorchRunner(config, model, attention)
 
 
 class TorchRunner:
@@ -66,11 +53,20 @@ class TorchRunner:
         """Blocks in the KV cache: what was asked for, or what memory holds."""
         return self._cache.num_blocks
 
-    def warm_up(self) -> None:
-        """One real pass over one row and one block, so that the first request pays for no lazy set-up. KV is zeroed after."""
-        row = SequenceSlice(token_ids=(0,), start=0, block_ids=(0,), sample=None)
-        self._logits((row,))
-        self._cache.clear(row.block_ids)
+    def warm_up(self, chunk_tokens: int) -> float:
+        """Runs a single row and then a whole chunk twice, so that the first request pays for no lazy set-up, and
+        zeroes the KV they wrote. Returns the longest of the passes after the first, in seconds: the step to expect.
+        """
+        rows = min(chunk_tokens, self._shape.max_context, self.num_blocks * self._block_size)
+        blocks = tuple(range(-(-rows // self._block_size)))
+        greedy = SampleSpec(SamplingParams(max_tokens=1, temperature=0.0), seed=0, choice=0, token_index=0)
+        seconds = []
+        for count in (1, rows, rows):
+            began_s = time.perf_counter()
+            self.forward((SequenceSlice((0,) * count, 0, blocks, greedy),))
+            seconds.append(time.perf_counter() - began_s)
+        self._cache.clear(blocks)
+        return max(seconds[1:])
 
     @torch.inference_mode()
     def forward(self, slices: Sequence[SequenceSlice]) -> tuple[Sampled | None, ...]:
@@ -78,7 +74,9 @@ class TorchRunner:
         fault; its neighbours are computed as if it were not there."""
         if not slices:
             return ()
-        illegal = [i for i, s in enumerate(slices) if not 0 <= min(s.token_ids) <= max(s.token_ids) < self._shape.vocab_size]
+        illegal = [
+            i for i, s in enumerate(slices) if not 0 <= min(s.token_ids) <= max(s.token_ids) < self._shape.vocab_size
+        ]
         safe = [s if i not in illegal else _with_zeros(s) for i, s in enumerate(slices)] if illegal else slices
         specs: list[SampleSpec] = [s.sample for s in safe if s.sample is not None]
         tokens = iter(sample(self._logits(safe), specs))

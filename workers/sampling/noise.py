@@ -1,8 +1,10 @@
-"""Counter-based noise: the random number of a token is a function of where the token stands, never of a generator's state.
+"""Counter-based noise: the random number of a token is a function of where the token stands, never of a generator's
+state.
 
-So a stream that was preempted, moved to another worker or batched differently draws the same numbers again. The function is
-BLAKE2b keyed by nothing, over the little-endian 64-bit words (seed, choice, token index): stateless, the same on every platform, and
-about 1 µs a row on the host, where the rest of a row's sampling parameters are gathered anyway.
+So a stream that was preempted, moved to another worker or batched differently draws the same numbers again. The
+function is BLAKE2b keyed by nothing, over the little-endian 64-bit words (seed, choice, token index): stateless, the
+same on every platform, and about 1 µs a row on the host, where the rest of a row's sampling parameters are gathered
+anyway.
 """
 
 from __future__ import annotations

@@ -1,13 +1,14 @@
 """From logits to tokens, for all rows of a pass at once.
 
-Order of application per row: banned ids → temperature → top-k → top-p → draw. Temperature 0 is the highest logit, ties to the
-lowest id. Top-k keeps every id whose logit is at least the k-th highest (so ties at the edge stay together, and the result cannot
-depend on a sort's order). Top-p, over what top-k left, keeps every id whose logit is at least the one at which the probabilities, highest first,
-first sum to p. The draw inverts the cumulative distribution *in order of ids* at a number from `workers.sampling.noise`:
-summing in id order means that two nearly equal logits that swap places between kernels do not move the other tokens.
+Order of application per row: banned ids → temperature → top-k → top-p → draw. Temperature 0 is the highest logit, ties
+to the lowest id. Top-k keeps every id whose logit is at least the k-th highest (so ties at the edge stay together, and
+the result cannot depend on a sort's order). Top-p, over what top-k left, keeps every id whose logit is at least the
+one at which the probabilities, highest first, first sum to p. The draw inverts the cumulative distribution *in order
+of ids* at a number from `workers.sampling.noise`: summing in id order means that two nearly equal logits that swap
+places between kernels do not move the other tokens.
 
-Every quantity of a row is computed from that row alone, with sums taken as sequential scans in float64, so that a row's
-token does not depend on its neighbours.
+Every quantity of a row is computed from that row alone, with sums taken as sequential scans in float64, so that a
+row's token does not depend on its neighbours.
 """
 
 from __future__ import annotations
@@ -65,7 +66,12 @@ class _Knobs:
     @staticmethod
     def build(specs: Sequence[SampleSpec], vocabulary: int, device: torch.device) -> _Knobs:
         rows = [
-            (s.params.temperature, s.params.top_k or vocabulary, s.params.top_p, uniform(s.seed, s.choice, s.token_index))
+            (
+                s.params.temperature,
+                s.params.top_k or vocabulary,
+                s.params.top_p,
+                uniform(s.seed, s.choice, s.token_index),
+            )
             for s in specs
         ]
         columns = torch.tensor(rows, dtype=torch.float64, device=device).T[..., None]
