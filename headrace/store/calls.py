@@ -1,0 +1,238 @@
+"""Calls and replies as the functions have them (flat lists of text, bytes and whole numbers), to and from typed values.
+
+Shared by the Redis adapter and the twin's stores, so whoever tests against the twin runs this code too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import msgpack
+
+from headrace.codec import decode_load, decode_request, decode_tokens, encode_load, encode_request, encode_tokens
+from headrace.errors import Unavailable
+from headrace.frame import FinishReason, Frame, Part
+from headrace.request import BoundRequest
+from headrace.store.interface import (
+    Admit,
+    Admitted,
+    Attached,
+    BoardRow,
+    Census,
+    DeliveryEntry,
+    DeliveryPart,
+    InboxEntry,
+    Refusal,
+    Refused,
+    Reported,
+    RequestStatus,
+    State,
+    Swept,
+)
+from headrace.store.limits import BANDS
+
+Arguments = list[Any]
+Reply = Sequence[Any]
+
+END_REASONS = {
+    State.FINISHED: FinishReason.STOP,
+    State.FAILED: FinishReason.FAILED,
+    State.CANCELLED: FinishReason.CANCELLED,
+}
+
+
+def text(value: Any) -> str:
+    """Redis replies with bytes, the twin with text."""
+    return value.decode() if isinstance(value, bytes) else str(value)
+
+
+def refuse_other_model(model: str, call: Admit) -> Refused | None:
+    """A slot holds one model; a request for another one came to the wrong store."""
+    return None if call.request.model == model else Refused(Refusal.WRONG_MODEL, 0, 0, 0)
+
+
+def admit_arguments(call: Admit) -> Arguments:
+    request = call.request
+    most = request.sampling.max_tokens or 0
+    prompt = len(request.prompt_token_ids)
+    return [
+        call.router,
+        request.id,
+        encode_request(request),
+        request.tenant,
+        max(0, min(request.band, BANDS - 1)),
+        request.n,
+        call.price_blocks,
+        prompt + request.n * most,
+        prompt + most,
+        list(call.candidates),
+        [[worker, blocks] for worker, blocks in call.overlap_blocks],
+        0 if call.deadline_ms is None else max(1, call.deadline_ms),
+        call.resume_grace_ms,
+        int(call.background),
+        call.result_ttl_ms,
+        call.idempotency_key or "",
+        call.tenant_cap_tokens,
+        call.global_cap_tokens,
+    ]
+
+
+def admit_reply(reply: Reply) -> Admitted | Refused:
+    if reply[0] == 0:
+        return Refused(Refusal(text(reply[1])), *reply[2:5])
+    refuse_fenced(reply)
+    _, request_id, state, worker, epoch, existing, position, eta, now = reply
+    return Admitted(text(request_id), State(text(state)), text(worker), epoch, bool(existing), position, eta, now)
+
+
+def refuse_fenced(reply: Reply) -> None:
+    """Raises Unavailable when the calling router was fenced: it must rejoin as a new incarnation first."""
+    if len(reply) == 1 and reply[0] == 2:
+        raise Unavailable("this router lost its lease and is rejoining", retry_after_s=1.0)
+
+
+def report_arguments(worker: str, frame: Frame) -> Arguments:
+    load = frame.load
+    return [
+        worker,
+        load.seq,
+        frame.last_inbox_id or "0-0",
+        max(0, load.credit_blocks),
+        max(0, load.free_slots),
+        int(load.draining),
+        load.total_blocks,
+        load.block_size,
+        load.max_context,
+        msgpack.packb(encode_load(load)),
+        [_part_argument(part) for part in frame.parts],
+    ]
+
+
+def _part_argument(part: Part) -> Arguments:
+    finish = "" if part.finish is None else part.finish.value
+    tokens = encode_tokens(part.token_ids)
+    return [part.request_id, part.choice, part.epoch, part.first_index, tokens, finish, part.detail]
+
+
+def report_reply(reply: Reply) -> Reported:
+    fenced, resend, dropped, claimed, now = reply
+    return Reported(
+        fenced=bool(fenced),
+        resend=tuple((text(request_id), choice, index) for request_id, choice, index in resend),
+        dropped=tuple(text(request_id) for request_id in dropped),
+        claimed=claimed,
+        now_ms=now,
+    )
+
+
+def cancel_reply(reply: Reply) -> State | None:
+    return State(text(reply[0])) if reply else None
+
+
+def attach_reply(reply: Reply) -> Attached | None:
+    if not reply:
+        return None
+    refuse_fenced(reply)
+    request_id, state, worker, epoch, owner_epoch, now = reply
+    return Attached(text(request_id), State(text(state)), text(worker), epoch, owner_epoch, now)
+
+
+def end_arguments(request_id: str, state: State, detail: str) -> Arguments:
+    """Raises ValueError for a state that is no end."""
+    if state not in END_REASONS:
+        raise ValueError(f"{state} is no end")
+    return [request_id, state.value, END_REASONS[state].value, detail]
+
+
+def sweep_reply(reply: Reply) -> Swept:
+    fenced, workers, routers, requeued, ended, quiet, now = reply
+    return Swept(
+        fenced=bool(fenced),
+        workers_lost=_texts(workers),
+        routers_lost=_texts(routers),
+        requeued=_texts(requeued),
+        ended=_texts(ended),
+        quiet=bool(quiet),
+        now_ms=now,
+    )
+
+
+def _texts(values: Reply) -> tuple[str, ...]:
+    return tuple(text(value) for value in values)
+
+
+def board_reply(reply: Reply) -> tuple[BoardRow, ...]:
+    return tuple(
+        BoardRow(text(worker), decode_load(msgpack.unpackb(load)), text(last), credit, left)
+        for worker, load, last, credit, left in reply
+    )
+
+
+def status_reply(request_id: str, reply: Reply) -> RequestStatus | None:
+    if not reply:
+        return None
+    state, tenant, worker, owner, detail, epoch, owner_epoch, lengths, finishes = reply
+    return RequestStatus(
+        request_id=request_id,
+        state=State(text(state)),
+        tenant=text(tenant),
+        worker=text(worker),
+        epoch=epoch,
+        owner=text(owner),
+        owner_epoch=owner_epoch,
+        journal_lengths=tuple(lengths),
+        finishes=tuple(text(finish) for finish in finishes),
+        detail=text(detail),
+    )
+
+
+def inbox_entry(entry_id: str, fields: dict[str, Any]) -> InboxEntry:
+    return InboxEntry(
+        id=entry_id,
+        kind=text(fields["k"]),
+        request_id=text(fields["i"]),
+        price_blocks=int(text(fields["p"])),
+        epoch=int(text(fields["e"])),
+        owner=text(fields["o"]),
+    )
+
+
+def bound_request(entry: InboxEntry, fetched: Reply) -> BoundRequest | None:
+    """What `fetch` found for one bind; None when the request is no longer this worker's at that epoch."""
+    if not fetched:
+        return None
+    body, owner, journals = fetched
+    return BoundRequest(
+        request=decode_request(body),
+        epoch=entry.epoch,
+        owner=text(owner),
+        inbox_id=entry.id,
+        journal=tuple(decode_tokens(journal) for journal in journals),
+    )
+
+
+def with_bound(entries: Sequence[InboxEntry], fetched: Reply) -> tuple[InboxEntry, ...]:
+    """The entries, each bind with its request; `fetched` has one reply per bind, in order."""
+    found = iter(fetched)
+    return tuple(
+        replace(entry, bound=bound_request(entry, next(found))) if entry.kind == "bind" else entry for entry in entries
+    )
+
+
+def delivery_entry(entry_id: str, worker: Any, seq: Any, parts: Reply) -> DeliveryEntry:
+    return DeliveryEntry(
+        id=entry_id,
+        worker=text(worker),
+        seq=int(text(seq)),
+        parts=tuple(
+            DeliveryPart(text(request_id), choice, first, decode_tokens(tokens), text(finish), text(detail))
+            for request_id, choice, _epoch, first, tokens, finish, detail in parts
+        ),
+    )
+
+
+def census_of(counts: Reply, ended: int, stray: int) -> Census:
+    waiting, waiting_tokens, bound, workers, routers = counts
+    return Census(waiting, waiting_tokens, bound, ended, workers, routers, stray)
