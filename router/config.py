@@ -21,3 +21,11 @@ class RouterConfig:
     result_ttl_ms: int = 60_000
     tenant_cap_tokens: int = 0
     global_cap_tokens: int = 0
+    max_open_streams: int = 4096
+    """Requests one router delivers at once; more are refused with a time to come back."""
+    tokenizer_threads: int = 2
+    """Threads that render and tokenise beside the event loop."""
+    stall_limit_s: float = 120.0
+    """A client that reads nothing of what waits for it for this long is cancelled."""
+    drain_s: float = 5.0
+    """How long a stopping router lets open streams run on."""

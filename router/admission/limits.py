@@ -1,8 +1,8 @@
 """From a call and its prompt's ids to a request that some worker can run, or a refusal that names the field.
 
-One policy for every protocol. An explicit `max_tokens` that does not fit the context or the largest pool is refused with
-both numbers; a missing one becomes what fits. A prompt that fills the whole context has no room for a token and is refused.
-Everything here is a function of plain values.
+One policy for every protocol. An explicit `max_tokens` that does not fit the context or the largest pool is refused
+with both numbers; a missing one becomes what fits. A prompt that fills the whole context has no room for a token and is
+refused. Everything here is a function of plain values.
 """
 
 from __future__ import annotations

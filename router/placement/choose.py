@@ -14,20 +14,21 @@ from headrace.store.interface import BoardRow
 
 @dataclass(frozen=True)
 class PlacementRequest:
-    """What placement needs to know of a request. `weight_version` None: any will do (nothing of it has been computed)."""
+    """What placement needs to know of a request."""
 
     model: str
     price_blocks: int
     total_tokens: int
     """Prompt + `max_tokens`: a worker whose pool or context is smaller can never finish it."""
     weight_version: str | None = None
+    """None: any will do, since nothing of it has been computed."""
 
 
 def choose(board: Iterable[BoardRow], request: PlacementRequest) -> tuple[str, ...]:
     """Worker incarnations that could run it, best first.
 
-    Those with enough credit come first; then by credit left after the price; then by the smaller prefill backlog; then by
-    name, so that equal boards give equal answers.
+    Those with enough credit come first; then by credit left after the price; then by the smaller prefill backlog; then
+    by name, so that equal boards give equal answers.
     """
     eligible = [row for row in board if _can_run(row, request)]
     return tuple(row.worker for row in sorted(eligible, key=lambda row: _rank(row, request)))

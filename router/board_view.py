@@ -1,0 +1,45 @@
+"""The board as the router last read it: shared by all calls of a few hundredths of a second."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from headrace.errors import HeadraceError
+from headrace.store.interface import BoardRow, Store
+
+MAX_AGE_S = 0.05
+"""Older than one decode step of a small model: ranking tolerates it, since the store checks credit when it binds."""
+SLOWEST_START_S = 5.0
+"""When nothing is known of any worker: a client is told to come back after about one start of a small model."""
+
+
+class BoardView:
+    """Reads the board at most every `MAX_AGE_S`, however many callers there are."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._rows: tuple[BoardRow, ...] = ()
+        self._read_at_s = -1.0
+        self._reading = asyncio.Lock()
+
+    @property
+    def last(self) -> tuple[BoardRow, ...]:
+        """As last read, however long ago."""
+        return self._rows
+
+    async def rows(self) -> tuple[BoardRow, ...]:
+        """Raises Unavailable when the store is away."""
+        if time.monotonic() - self._read_at_s > MAX_AGE_S:
+            async with self._reading:
+                if time.monotonic() - self._read_at_s > MAX_AGE_S:
+                    self._rows = await self._store.board()
+                    self._read_at_s = time.monotonic()
+        return self._rows
+
+    async def live_workers(self) -> int:
+        """Workers with a live lease; 0 when the store is away."""
+        try:
+            return sum(row.lease_left_ms > 0 for row in await self.rows())
+        except HeadraceError:
+            return 0

@@ -1,0 +1,77 @@
+"""Bringing one stream level with its journal: after a hole, a silence, a new incarnation or a store that was away."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+from headrace.errors import Moved, RequestFailed
+from headrace.frame import FinishReason
+from headrace.store.interface import RequestStatus, State, Store
+from router.delivery.stream import RequestStream
+
+T = TypeVar("T")
+
+MAX_ROUNDS = 64
+"""A stream that is still behind after this many reads is left to the next reconciliation."""
+
+_REASON_OF_STATE = {
+    State.FINISHED: FinishReason.STOP,
+    State.FAILED: FinishReason.FAILED,
+    State.CANCELLED: FinishReason.CANCELLED,
+}
+
+
+async def catch_up(store: Store, router: str, stream: RequestStream) -> None:
+    """Feeds `stream` from the journal until it has everything that was there when this began, its end included.
+
+    Parts may be fed meanwhile from the delivery stream: indices make the two orders equal. Breaks the stream when the
+    record is gone or another router owns it. Raises Unavailable when the store is away.
+    """
+    for _ in range(MAX_ROUNDS):
+        stream.behind = False
+        status = await store.status(stream.request_id)
+        if stream.complete:
+            return
+        if status is None:
+            stream.break_with(RequestFailed("the request's record is no longer in the store"))
+            return
+        if status.owner != router and not _ended(status):
+            stream.break_with(Moved("another router delivers this request now; attach there"))
+            return
+        await _read_journals(store, stream, status)
+        if not stream.behind:
+            return
+
+
+async def _read_journals(store: Store, stream: RequestStream, status: RequestStatus) -> None:
+    for progress in stream.choices:
+        if progress.finished:
+            continue
+        length = _at(status.journal_lengths, progress.choice, 0)
+        start = progress.next_index
+        if length > start:
+            tokens = await store.journal(stream.request_id, progress.choice, start)
+            stream.feed(progress.choice, start, tokens, None, "")
+        finish = _finish(status, progress.choice)
+        if finish is not None and progress.next_index >= length:
+            stream.feed(progress.choice, progress.next_index, (), finish, status.detail)
+
+
+def _finish(status: RequestStatus, choice: int) -> FinishReason | None:
+    """The choice's own finish, or the request's where it ended without running (cancelled or expired in the queue)."""
+    own = _at(status.finishes, choice, "")
+    if own:
+        return FinishReason(own)
+    if not _ended(status):
+        return None
+    if status.detail == FinishReason.DEADLINE.value:
+        return FinishReason.DEADLINE
+    return _REASON_OF_STATE[status.state]
+
+
+def _ended(status: RequestStatus) -> bool:
+    return status.state in _REASON_OF_STATE
+
+
+def _at(values: tuple[T, ...], index: int, missing: T) -> T:
+    return values[index] if index < len(values) else missing

@@ -1,0 +1,146 @@
+"""One request's events on their way to its client.
+
+The buffer between delivery and a slow reader is bounded by the request's own `max_tokens`: neighbouring deltas of a
+choice merge while they wait, so a reader that comes back gets one large delta per choice instead of a backlog.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+from types import TracebackType
+
+from headrace.errors import HeadraceError
+from headrace.events import Accepted, Delta, Event, Finished
+from headrace.frame import FinishReason
+from router.delivery.progress import ChoiceProgress
+
+FIRST_OWNER_EPOCH = 1
+"""What `admit` writes; every `attach` raises it."""
+
+
+class RequestStream:
+    """Async iterator of events: `Accepted`, then per choice `Delta`s and one `Finished`; a break raises HeadraceError.
+
+    Use it as an async context manager: leaving before the end means that the client went, which cancels the request.
+    One reader at a time.
+    """
+
+    def __init__(
+        self,
+        request_id: str,
+        tenant: str,
+        choices: tuple[ChoiceProgress, ...],
+        *,
+        on_leave: Callable[[RequestStream], None],
+        observe: Callable[[tuple[Delta | Finished, ...]], None],
+        clock: Callable[[], float],
+    ) -> None:
+        self.request_id = request_id
+        self.tenant = tenant
+        self.choices = choices
+        self.owner_epoch = FIRST_OWNER_EPOCH
+        """Whose disconnect this would be: a later owner's request is not ours to cancel."""
+        self.admitted = False
+        """The store has answered; before that nothing is known to be missing."""
+        self.behind = False
+        """A hole was seen since the last look into the journal."""
+        self.last_news_s = clock()
+        self.last_looked_s = 0.0
+        self.unread_since_s: float | None = None
+        """When the oldest waiting event came; None while nothing waits."""
+        self._on_leave = on_leave
+        self._observe = observe
+        self._clock = clock
+        self._events: list[Event] = []
+        self._error: HeadraceError | None = None
+        self._ready = asyncio.Event()
+        self._left = False
+
+    @property
+    def complete(self) -> bool:
+        """Every choice has ended or the stream broke; events may still wait to be read."""
+        return self._error is not None or all(choice.finished for choice in self.choices)
+
+    @property
+    def error(self) -> HeadraceError | None:
+        return self._error
+
+    @property
+    def left(self) -> bool:
+        return self._left
+
+    def accept(self, prompt_tokens: int) -> None:
+        """The first event: the store has the request. Comes before any delta even if a frame overtook the reply."""
+        self.admitted = True
+        self._events.insert(0, Accepted(self.request_id, prompt_tokens))
+        self._wake()
+
+    def feed(
+        self, choice: int, first_index: int, token_ids: tuple[int, ...], finish: FinishReason | None, detail: str
+    ) -> tuple[Delta | Finished, ...] | None:
+        """Takes one part; returns its new events, or None when tokens before it are missing."""
+        self.last_news_s = self._clock()
+        if self._error is not None or not 0 <= choice < len(self.choices):
+            return ()
+        events = self.choices[choice].take(first_index, token_ids, finish, detail)
+        if events is None:
+            self.behind = True
+        elif events:
+            self._observe(events)
+            for event in events:
+                self._append(event)
+        return events
+
+    def break_with(self, error: HeadraceError) -> None:
+        """Ends the stream with an error after what already waits. The first error stands."""
+        if not self.complete:
+            self._error = error
+            self._wake()
+
+    def leave(self) -> None:
+        """The reader is gone; tells delivery once."""
+        if not self._left:
+            self._left = True
+            self._on_leave(self)
+
+    def _append(self, event: Event) -> None:
+        if isinstance(event, Delta):
+            for i in range(len(self._events) - 1, -1, -1):
+                waiting = self._events[i]
+                if isinstance(waiting, Delta) and waiting.choice == event.choice:
+                    self._events[i] = replace(
+                        waiting, token_ids=waiting.token_ids + event.token_ids, text=waiting.text + event.text
+                    )
+                    return
+        self._events.append(event)
+        self._wake()
+
+    def _wake(self) -> None:
+        if self.unread_since_s is None:
+            self.unread_since_s = self._clock()
+        self._ready.set()
+
+    def __aiter__(self) -> RequestStream:
+        return self
+
+    async def __anext__(self) -> Event:
+        while not self._events:
+            if self._error is not None:
+                raise self._error
+            if self.complete:
+                raise StopAsyncIteration
+            self._ready.clear()
+            await self._ready.wait()
+        event = self._events.pop(0)
+        self.unread_since_s = self._clock() if self._events else None
+        return event
+
+    async def __aenter__(self) -> RequestStream:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.leave()

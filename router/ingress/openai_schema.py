@@ -1,0 +1,247 @@
+"""OpenAI's request bodies, parsed strictly, and turned into the router's own call.
+
+Three kinds of field: those that do something here (declared below), those that change nothing about the answer and are
+accepted (`HARMLESS`), and those that would change it but do not exist yet (`UNSUPPORTED`), accepted only at the value
+that means "off". Anything else is refused by name: an option that is silently dropped is a wrong answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from headrace.errors import InvalidRequest
+from headrace.sampling import SamplingParams
+from router.admission.call import Call, ChatPrompt, Prompt, TextPrompt, TokenPrompt
+
+HARMLESS = frozenset(
+    {
+        "user",
+        "metadata",
+        "store",
+        "service_tier",
+        "safety_identifier",
+        "prompt_cache_key",
+        "prompt_cache_retention",
+        "parallel_tool_calls",
+        "verbosity",
+    }
+)
+
+UNSUPPORTED: Mapping[str, tuple[object, ...]] = {
+    "n": (1,),
+    "best_of": (1,),
+    "echo": (False,),
+    "suffix": ("",),
+    "logprobs": (False,),
+    "top_logprobs": (0,),
+    "prompt_logprobs": (),
+    "logit_bias": ({},),
+    "presence_penalty": (0, 0.0),
+    "frequency_penalty": (0, 0.0),
+    "repetition_penalty": (1, 1.0),
+    "min_p": (0, 0.0),
+    "tools": ([],),
+    "tool_choice": ("none", "auto"),
+    "functions": ([],),
+    "function_call": ("none", "auto"),
+    "response_format": ({"type": "text"},),
+    "reasoning_effort": (),
+    "modalities": (["text"],),
+    "audio": (),
+    "prediction": (),
+    "web_search_options": (),
+    "prompt_embeds": (),
+    "guided_json": (),
+    "guided_regex": (),
+    "guided_choice": (),
+    "guided_grammar": (),
+    "structured_outputs": (),
+    "use_beam_search": (False,),
+    "length_penalty": (1, 1.0),
+    "add_generation_prompt": (True,),
+    "continue_final_message": (False,),
+    "chat_template": (),
+    "chat_template_kwargs": ({},),
+    "skip_special_tokens": (True,),
+    "spaces_between_special_tokens": (True,),
+    "truncate_prompt_tokens": (),
+    "bad_words": ([],),
+}
+"""Field → values that mean "off"; null always does."""
+
+MAX_MESSAGES = 4096
+MAX_REASON_CHARS = 200
+
+_Value = TypeVar("_Value")
+_Parsed = TypeVar("_Parsed", bound="_Body")
+
+
+class StreamOptions(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+    include_usage: bool | None = None
+    include_obfuscation: bool | None = None
+    """Accepted and without effect: nothing is padded here."""
+
+
+class _Body(BaseModel):
+    """What both endpoints share. Names are OpenAI's, then vLLM's."""
+
+    model_config = ConfigDict(strict=True, extra="allow", frozen=True)
+
+    model: str
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    max_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    seed: int | None = None
+    stop: Any = None
+    """A string or a list of strings. Fields of several shapes are checked by hand: the message then names one place."""
+    top_k: int | None = None
+    min_tokens: int | None = None
+    ignore_eos: bool | None = None
+    stop_token_ids: list[Any] | None = None
+    include_stop_str_in_output: bool | None = None
+
+    def _sampling(self, max_tokens: int | None) -> SamplingParams:
+        return SamplingParams(
+            max_tokens=max_tokens,
+            min_tokens=_or(self.min_tokens, 0),
+            temperature=_or(self.temperature, 1.0),
+            top_p=_or(self.top_p, 1.0),
+            # vLLM writes "no limit" as -1, we as 0; both are taken.
+            top_k=0 if self.top_k in (None, -1) else _or(self.top_k, 0),
+            seed=self.seed,
+            stop=_stops(self.stop),
+            include_stop_str_in_output=bool(self.include_stop_str_in_output),
+            stop_token_ids=_token_ids(self.stop_token_ids or [], "stop_token_ids"),
+            ignore_eos=bool(self.ignore_eos),
+        )
+
+    @property
+    def wants_usage_in_stream(self) -> bool:
+        return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+    def check_options(self) -> None:
+        """Raises InvalidRequest naming the first field that is unknown, or set and not supported."""
+        for name, value in (self.model_extra or {}).items():
+            if name in HARMLESS or value is None:
+                continue
+            if name not in UNSUPPORTED:
+                raise InvalidRequest(f"unknown field {name[:64]!r}", field=name[:64])
+            if not any(type(value) is type(off) and value == off for off in UNSUPPORTED[name]):
+                raise InvalidRequest(f"{name} is not supported yet", field=name)
+        if self.stream_options is not None and not self.stream:
+            raise InvalidRequest("stream_options needs stream to be true", field="stream_options")
+
+
+class ChatBody(_Body):
+    messages: Annotated[list[Any], Field(max_length=MAX_MESSAGES)]
+    """Their shape is checked where they are rendered, by one code for every protocol."""
+    max_completion_tokens: int | None = None
+
+    def call(self, tenant: str, client_request_id: str) -> Call:
+        """Raises InvalidRequest."""
+        self.check_options()
+        modern = self.max_completion_tokens
+        if modern is not None and self.max_tokens not in (None, modern):
+            raise InvalidRequest(
+                "max_tokens and max_completion_tokens say different things; send one", field="max_completion_tokens"
+            )
+        return Call(
+            model=_named(self.model),
+            prompt=ChatPrompt(tuple(self.messages)),
+            sampling=self._sampling(self.max_tokens if modern is None else modern).validated(),
+            tenant=tenant,
+            client_request_id=client_request_id,
+            prompt_field="messages",
+            max_tokens_field="max_tokens" if modern is None else "max_completion_tokens",
+        )
+
+
+class CompletionBody(_Body):
+    prompt: Any
+    """A string, a list of token ids, or a list of one of these."""
+
+    def call(self, tenant: str, client_request_id: str) -> Call:
+        """Raises InvalidRequest."""
+        self.check_options()
+        return Call(
+            model=_named(self.model),
+            prompt=_prompt(self.prompt),
+            sampling=self._sampling(self.max_tokens).validated(),
+            tenant=tenant,
+            client_request_id=client_request_id,
+        )
+
+
+def _prompt(prompt: object) -> Prompt:
+    if isinstance(prompt, list) and prompt and isinstance(prompt[0], (str, list)):
+        if len(prompt) > 1:
+            raise InvalidRequest("prompt is a list of several prompts: send one request for each", field="prompt")
+        prompt = prompt[0]
+    if isinstance(prompt, str):
+        return TextPrompt(prompt)
+    if not isinstance(prompt, list):
+        raise InvalidRequest("prompt must be a string or a list of token ids", field="prompt")
+    return TokenPrompt(_token_ids(prompt, "prompt"))
+
+
+def _token_ids(items: list[Any], field: str) -> tuple[int, ...]:
+    for i, token in enumerate(items):
+        # Python would take a minute, or refuse, to print an integer of a million digits in a message.
+        if type(token) is not int or not -(2**63) <= token < 2**63:
+            raise InvalidRequest(f"{field}[{i}] must be a token id, a whole number", field=f"{field}[{i}]")
+    return tuple(items)
+
+
+def _stops(stop: object) -> tuple[str, ...]:
+    if stop is None:
+        return ()
+    if isinstance(stop, str):
+        return (stop,)
+    if isinstance(stop, list):
+        return tuple(stop)  # its items are checked with the other sampling parameters
+    raise InvalidRequest("stop must be a string or a list of strings", field="stop")
+
+
+def parse_body(kind: type[_Parsed], raw: bytes) -> _Parsed:
+    """Raises InvalidRequest for anything but a JSON object of this shape; the message never repeats the input."""
+    if not raw.strip():
+        raise InvalidRequest("the body is empty: send a JSON object")
+    try:
+        return kind.model_validate_json(raw)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        if first["type"] == "json_invalid":
+            raise InvalidRequest("the body is not valid JSON in UTF-8") from None
+        field = _path(first["loc"])
+        if not field:
+            raise InvalidRequest("the body must be a JSON object") from None
+        what = "is required" if first["type"] == "missing" else first["msg"][:MAX_REASON_CHARS].lower()
+        raise InvalidRequest(f"{field}: {what}", field=field) from None
+
+
+def _path(location: tuple[int | str, ...]) -> str:
+    """`("stream_options", "x", 2)` → `stream_options.x[2]`."""
+    path = ""
+    for step in location:
+        if isinstance(step, int):
+            path += f"[{step}]"
+        else:
+            path += f".{step[:64]}" if path else step[:64]
+    return path
+
+
+def _named(model: str) -> str:
+    if not model:
+        raise InvalidRequest("model must not be empty", field="model")
+    return model
+
+
+def _or(value: _Value | None, default: _Value) -> _Value:
+    return default if value is None else value
