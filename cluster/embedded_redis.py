@@ -28,49 +28,48 @@ _LOG_TAIL_BYTES = 4_096
 
 
 class EmbeddedRedis:
-    """One server on one data folder, from `start` to `stop`. The caller holds the folder for itself alone."""
+    """One server on one data folder. The caller holds the folder for itself alone.
 
-    def __init__(self, folder: Path, process: subprocess.Popen[bytes], socket: Path) -> None:
+    `start`, also after a death of the server, must be called from a thread that lives as long as the server should: it ends with that thread.
+    """
+
+    def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._process = process
-        self._socket = socket
+        self._socket = _socket_path(folder)
+        self._process: subprocess.Popen[bytes] | None = None
 
     @property
     def url(self) -> str:
+        """Stays the same over restarts."""
         return f"unix://{self._socket}"
 
     @property
-    def process(self) -> Process:
-        return Process.of(self._process.pid) or Process(self._process.pid, -1)
+    def processes(self) -> frozenset[Process]:
+        """The server's process, if it lives."""
+        found = Process.of(self._process.pid) if self._process is not None else None
+        return frozenset() if found is None else frozenset({found})
 
-    @classmethod
-    def start(cls, folder: Path, *, timeout_s: float = 30.0) -> EmbeddedRedis:
-        """Returns once it has loaded its data and answers. Raises `StartFailed` with the server's own last word.
-
-        Call it from a thread that lives as long as the server should: the server ends with that thread.
-        """
-        folder.mkdir(parents=True, exist_ok=True)
-        socket = _socket_path(folder)
-        _end_leftover(socket)
+    def start(self, *, timeout_s: float = 30.0) -> None:
+        """Returns once it has loaded its data and answers. Raises `StartFailed` with the server's own last word."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        _end_leftover(self._socket)
         # Its own session: a Ctrl-C in the terminal must reach the supervisor only, which then ends things in order.
-        process = subprocess.Popen(
-            _command(folder, socket),
+        self._process = subprocess.Popen(
+            _command(self._folder, self._socket),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             start_new_session=True,
             preexec_fn=die_with_parent,
         )
-        server = cls(folder, process, socket)
         try:
-            server._wait_until_it_answers(timeout_s)
+            self._wait_until_it_answers(timeout_s)
         except BaseException:
-            server.stop(timeout_s=2.0)
+            self.stop(timeout_s=2.0)
             raise
-        return server
 
     def is_alive(self) -> bool:
-        return self._process.poll() is None
+        return self._process is not None and self._process.poll() is None
 
     def ping(self) -> bool:
         """Whether it has loaded its data and answers now."""
@@ -86,14 +85,14 @@ class EmbeddedRedis:
         """Writes what is buffered and ends the process; by signal if it does not obey. Safe to repeat."""
         import redis
 
-        if self.is_alive():
+        process = self._process
+        if process is not None and self.is_alive():
             with contextlib.suppress(redis.RedisError), _client(self._socket) as client:
                 client.shutdown(nosave=True)  # the AOF is the data; no snapshot is wanted beside it
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(timeout_s)
-        if self.is_alive():
-            end_all([self.process], timeout_s)
-        self._process.wait(timeout_s)
+                process.wait(timeout_s)
+            end_all(self.processes, timeout_s)
+            process.wait(timeout_s)
         _remove_socket(self._socket, self._folder)
 
     def _wait_until_it_answers(self, timeout_s: float) -> None:
@@ -102,7 +101,9 @@ class EmbeddedRedis:
             if not self.is_alive():
                 raise StartFailed(f"the embedded Redis ended at start: {_last_line(self._folder / 'valkey.log')}")
             if time.monotonic() >= deadline:
-                raise StartFailed(f"the embedded Redis did not answer within {timeout_s:.0f} s (data in {self._folder})")
+                raise StartFailed(
+                    f"the embedded Redis did not answer within {timeout_s:.0f} s (data in {self._folder})"
+                )
             time.sleep(_POLL_S)
 
 

@@ -29,6 +29,11 @@ def state_folder(environment: Mapping[str, str] = os.environ) -> Path:
     return (Path(base) if base else Path.home() / ".local" / "state") / "headrace"
 
 
+def ray_address(environment: Mapping[str, str] = os.environ) -> str | None:
+    """The Ray cluster to join, from Ray's own variable; None: start a private one."""
+    return environment.get("RAY_ADDRESS") or None
+
+
 def settings_from(environment: Mapping[str, str], names: tuple[str, ...]) -> dict[str, str]:
     """The settings `names` that the environment gives, as text. Raises `OperatorError` for a HEADRACE_* that is no setting."""
     known = {PREFIX + name.upper(): name for name in names}

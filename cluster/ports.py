@@ -25,7 +25,9 @@ def require_free(host: str, port: int, flag: str) -> None:
         raise OperatorError(f"--host {host!r} is not an address of this machine: {error.strerror}") from error
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
-            raise PortInUse(f"port {port} on {host} is in use by another process; choose another with {flag}") from error
+            raise PortInUse(
+                f"port {port} on {host} is in use by another process; choose another with {flag}"
+            ) from error
         raise OperatorError(f"cannot listen on {host}:{port} ({flag}): {error.strerror}") from error
 
 

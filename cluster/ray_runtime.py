@@ -185,8 +185,12 @@ def _messages(status: ServeStatus, name: str) -> str:
     return "\n".join([application.message, *(d.message for d in application.deployments.values())])
 
 
-_OUT_OF_MEMORY = re.compile(r"out of memory|outofmemory|can't allocate|cannot allocate|MemoryError|\bOOM\b", re.IGNORECASE)
-_ERROR_LINE = re.compile(r"^\s*(?:[\w.]+\.)?(\w*(?:Error|Exception|Failed|Unavailable|InvalidRequest))\b[^:\n]*: (.+)$", re.MULTILINE)
+_OUT_OF_MEMORY = re.compile(
+    r"out of memory|outofmemory|can't allocate|cannot allocate|MemoryError|\bOOM\b", re.IGNORECASE
+)
+_ERROR_LINE = re.compile(
+    r"^\s*(?:[\w.]+\.)?(\w*(?:Error|Exception|Failed|Unavailable|InvalidRequest))\b[^:\n]*: (.+)$", re.MULTILINE
+)
 
 
 def explain(messages: str) -> str:

@@ -56,11 +56,15 @@ class Settings(BaseModel):
     policy: Literal["chunked", "continuous"] = Field("chunked", description="How the engine composes iterations.")
     attention: str = Field("auto", min_length=1, description="Attention kernels; 'auto' takes the fastest that fits.")
     threads: int = Field(
-        0, ge=0, le=1_024, description="CPU threads of one worker; 0: the cores divided by the workers. Unused on a GPU."
+        0,
+        ge=0,
+        le=1_024,
+        description="CPU threads of one worker; 0: the cores divided by the workers. Unused on a GPU.",
     )
     gpu_memory: float = Field(0.9, gt=0.0, le=1.0, description="Share of a GPU's memory for weights and KV cache.")
     redis: str | None = Field(
-        None, description="redis://, rediss:// or unix:// URL of an existing server; unset: one is started and ended here."
+        None,
+        description="redis://, rediss:// or unix:// URL of an existing server; unset: one is started and ended here.",
     )
     host: str = Field("127.0.0.1", min_length=1, description="Address to listen on; 0.0.0.0 for every interface.")
     grpc_port: int = Field(50_051, **_PORT, description="TCP port of the gRPC API.")

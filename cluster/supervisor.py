@@ -9,22 +9,22 @@ life Redis shares.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
 from cluster.app import ROUTER_APP, WORKER_APP, Composition, build_app, compose
 from cluster.board import read_board
 from cluster.embedded_redis import EmbeddedRedis
 from cluster.errors import OperatorError, StartFailed
+from cluster.launch_order import Launch
 from cluster.ports import answers, require_free
+from cluster.processes import Process, end_all
 from cluster.ray_runtime import RayRuntime
 from cluster.reporting import Reporter
 from cluster.settings import Settings
@@ -34,26 +34,8 @@ from headrace.errors import HeadraceError
 _WATCH_S = 0.5
 _ROUTER_ANSWERS_S = 20.0
 _BOARD_S = 10.0
+_STALE_GRACE_S = 5.0
 _FAILED, _OPERATOR_ERROR = 1, 2
-
-
-@dataclass(frozen=True)
-class Launch:
-    """What the CLI hands to the supervisor. `attached`: end when the CLI that started it goes away."""
-
-    settings: dict[str, Any]
-    model_path: str
-    model_name: str
-    state_root: str
-    ray_address: str | None
-    attached: bool
-
-    def to_json(self) -> str:
-        return json.dumps(asdict(self))
-
-    @classmethod
-    def from_json(cls, text: str) -> Launch:
-        return cls(**json.loads(text))
 
 
 class StopRequested(BaseException):
@@ -91,6 +73,8 @@ class Supervisor:
     # ---- start ------------------------------------------------------------------------------------------------------------
 
     def _start(self) -> ClusterState:
+        if (stale := self._folder.read()) is not None:
+            end_all(stale.processes, _STALE_GRACE_S)  # an earlier supervisor was killed and could not tidy up
         state = self._describe()
         self._folder.write(state)
         with self._report.stage("ports"):
@@ -111,7 +95,11 @@ class Supervisor:
                 if not answers(self._settings.host, port, _ROUTER_ANSWERS_S):
                     raise StartFailed(f"the router runs but port {port} does not answer; see {self._folder.serve_logs}")
         state = replace(
-            state, phase="ready", workers=composition.workers, redis=masked(self._redis_url), processes=self._processes()
+            state,
+            phase="ready",
+            workers=composition.workers,
+            redis=masked(self._redis_url),
+            processes=self._processes(),
         )
         self._folder.write(state)
         return state
@@ -136,7 +124,8 @@ class Supervisor:
 
     def _start_redis(self) -> None:
         if self._settings.redis is None:
-            self._redis = EmbeddedRedis.start(self._folder.data, timeout_s=self._left_s())
+            self._redis = EmbeddedRedis(self._folder.data)
+            self._redis.start(timeout_s=self._left_s())
             self._redis_url = self._redis.url
         else:
             self._redis_url = self._settings.redis
@@ -196,12 +185,11 @@ class Supervisor:
         """Restarts the embedded Redis on its AOF if it has died; its socket's path stays, so everybody finds it again."""
         if self._redis is not None and not self._redis.is_alive():
             self._report.warning("the embedded Redis died; restarting it on its data")
-            self._redis = EmbeddedRedis.start(self._folder.data)
-            self._folder.write_redis_url(self._redis.url)
+            self._redis.start()
 
-    def _processes(self) -> tuple[Any, ...]:
-        redis = (self._redis.process,) if self._redis is not None else ()
-        return tuple(dict.fromkeys((*redis, *self._ray.processes())))
+    def _processes(self) -> tuple[Process, ...]:
+        redis = self._redis.processes if self._redis is not None else frozenset()
+        return tuple(redis | set(self._ray.processes()))
 
     # ---- end --------------------------------------------------------------------------------------------------------------
 
@@ -214,14 +202,14 @@ class Supervisor:
             _ignore_signals()
             if (state := self._folder.read()) is not None:
                 self._folder.write(replace(state, phase="stopping"))
-            keep = frozenset({self._redis.process}) if self._redis is not None else frozenset()
-            self._ray.shut_down(keep)
+            self._ray.shut_down(keep=self._redis.processes if self._redis is not None else frozenset())
             if self._redis is not None:
                 self._redis.stop()
             self._folder.clear()
 
 
 def _raise_stop(number: int, frame: FrameType | None) -> None:
+    _ignore_signals()  # one request is enough: a second one must not interrupt the end
     raise StopRequested
 
 

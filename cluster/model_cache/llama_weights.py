@@ -55,7 +55,9 @@ def architecture_of(source: GgufFile) -> Architecture:
     """Raises `NoSuchModel` naming the known ones for any other, and for variants whose numbers would come out wrong."""
     name = source.architecture
     if name not in ARCHITECTURES:
-        raise NoSuchModel(f"{source.path} is a {name!r} model; GGUF files of {', '.join(ARCHITECTURES)} can be converted")
+        raise NoSuchModel(
+            f"{source.path} is a {name!r} model; GGUF files of {', '.join(ARCHITECTURES)} can be converted"
+        )
     if source.get(f"{name}.expert_count", 0):
         raise NoSuchModel(f"{source.path} is a mixture of experts, which cannot be converted from GGUF")
     scaling = source.get(f"{name}.rope.scaling.type", "none")
@@ -89,7 +91,9 @@ def hf_config(source: GgufFile, vocab_size: int) -> dict[str, Any]:
     head_dim = int(source.get(f"{key}.attention.key_length", hidden // heads))
     rotary_dim = int(source.get(f"{key}.rope.dimension_count", head_dim))
     if rotary_dim != head_dim:
-        raise NoSuchModel(f"{source.path} rotates {rotary_dim} of {head_dim} head dimensions, which cannot be converted")
+        raise NoSuchModel(
+            f"{source.path} rotates {rotary_dim} of {head_dim} head dimensions, which cannot be converted"
+        )
     theta = source.real(f"{key}.rope.freq_base", 10_000.0)
     return {
         "architectures": [architecture.hf_class],

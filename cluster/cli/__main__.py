@@ -1,0 +1,7 @@
+"""`python -m cluster.cli` is `headrace`."""
+
+from __future__ import annotations
+
+from cluster.cli import main
+
+main()
