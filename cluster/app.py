@@ -1,17 +1,17 @@
-"""The cluster as Ray Serve applications: routers, which listen, and workers, which compute. They meet only in the store."""
+"""The cluster as Ray Serve applications: routers listen, workers compute; they meet only in the store."""
 
 from __future__ import annotations
 
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 from router.config import RouterConfig
 from workers.config import EngineConfig
 
 if TYPE_CHECKING:
-    from ray.serve import Application
+    from ray.serve import Application, Deployment
 
     from cluster.settings import Settings
 
@@ -54,7 +54,7 @@ def build_app(composition: Composition) -> dict[str, Application]:
     from router.deployment import Router
     from workers.replica import Worker
 
-    lifecycle = {
+    lifecycle: dict[str, Any] = {
         "health_check_period_s": _HEALTH_PERIOD_S,
         "health_check_timeout_s": _HEALTH_TIMEOUT_S,
         "graceful_shutdown_timeout_s": _GRACE_S,
@@ -62,8 +62,8 @@ def build_app(composition: Composition) -> dict[str, Application]:
         "max_constructor_retry_count": _CONSTRUCTOR_TRIES,
     }
     # CPUs are shared by threads, not booked: one core each for router and workers would not fit a small machine.
-    router = Router.options(num_replicas=1, ray_actor_options={"num_cpus": 0}, **lifecycle)
-    worker = Worker.options(
+    router = cast("Deployment", Router).options(num_replicas=1, ray_actor_options={"num_cpus": 0}, **lifecycle)
+    worker = cast("Deployment", Worker).options(
         num_replicas=composition.workers,
         ray_actor_options={"num_cpus": 0, "num_gpus": composition.gpus_per_worker},
         **lifecycle,

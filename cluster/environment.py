@@ -35,7 +35,7 @@ def ray_address(environment: Mapping[str, str] = os.environ) -> str | None:
 
 
 def settings_from(environment: Mapping[str, str], names: tuple[str, ...]) -> dict[str, str]:
-    """The settings `names` that the environment gives, as text. Raises `OperatorError` for a HEADRACE_* that is no setting."""
+    """The settings `names` as the environment gives them, as text. Raises `OperatorError` for an unknown HEADRACE_*."""
     known = {PREFIX + name.upper(): name for name in names}
     folders = {PREFIX + name for name in _FOLDERS}
     unknown = [v for v in environment if v.startswith(PREFIX) and v not in known and v not in folders]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class OperatorError(Exception):
-    """Its message is one sentence that says what is wrong and what to do; the CLI prints it without a traceback, exit code 2."""
+    """Its message is one sentence: what is wrong and what to do. The CLI prints it and no traceback, exit status 2."""
 
 
 class NoSuchModel(OperatorError):

@@ -1,7 +1,7 @@
 """Proves that a port is free before routers share it.
 
-Routers bind with SO_REUSEPORT, so a stale process on the same port would not fail the start: it would silently take half of
-the new connections. A plain bind without the option fails in that case.
+Routers bind with SO_REUSEPORT, so a stale process on the same port would not fail the start: it would silently
+take half of the new connections. A plain bind without the option fails in that case.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from cluster.errors import OperatorError, PortInUse
 
 
 def require_free(host: str, port: int, flag: str) -> None:
-    """Raises `PortInUse` naming the port and `flag`, or `OperatorError` for a host or port that cannot be bound at all."""
+    """Raises `PortInUse` naming the port and `flag`, `OperatorError` where nothing could ever listen."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         with socket.socket(family, kind, protocol) as probe:

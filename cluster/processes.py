@@ -1,4 +1,4 @@
-"""Processes by identity (pid and start time, so that a reused pid is never mistaken), their descendants, and their end."""
+"""Processes by identity (pid and start time: a reused pid is never mistaken), their descendants, and their end."""
 
 from __future__ import annotations
 

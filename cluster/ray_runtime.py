@@ -1,6 +1,7 @@
-"""Ray and Serve as this cluster uses them: a private instance behind a token of its own (or one that is joined), started and ended here.
+"""Ray and Serve as this cluster uses them: a private instance behind a token of its own, or one that is joined.
 
-Never `ray stop`: it ends every Ray process of the machine. What was started here is ended through Ray and then checked by pid.
+Never `ray stop`: it ends every Ray process of the machine. What was started here is ended through Ray, then checked by
+pid.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ class RayRuntime:
     def connect(self, *, threads: int) -> None:
         """Starts or joins Ray, then Serve without its own proxies: routers listen themselves.
 
-        `threads` is what a worker on this machine will compute with. Raises `StartFailed` or `OperatorError` in one sentence.
+        `threads` is what a worker on this machine will compute with. Raises `StartFailed` or `OperatorError`.
         """
         _prepare_environment(self.is_private, threads)
         import ray
@@ -136,7 +137,7 @@ class RayRuntime:
         return descendants(os.getpid()) if self.is_private else {}
 
     def shut_down(self, keep: frozenset[Process] = frozenset()) -> None:
-        """Ends the applications, then Ray if it is ours, then by pid whatever of it is left, except `keep`. Safe to repeat."""
+        """Ends the applications, then Ray if it is ours, then by pid what is left of it, except `keep`. Safe to repeat."""
         started = {process for process in self.processes() if process not in keep}
         with contextlib.suppress(Exception):  # a broken Ray must not keep us from ending its processes
             self._shut_down_serve()

@@ -1,7 +1,8 @@
-"""How the supervisor tells the CLI how far the start is: one JSON object a line, over a pipe, until the start has ended."""
+"""How the supervisor tells the CLI how far the start is: one JSON object a line, over a pipe."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
@@ -14,7 +15,7 @@ from typing import IO, Any
 
 @dataclass(frozen=True)
 class Event:
-    """`kind`: `begin` and `done` of a stage, `warning`, `ready` (detail: the state) or `failed` (text: one sentence)."""
+    """`kind`: `begin` and `done` of a stage, `warning`, `ready` (detail: the state), `failed` (text: one sentence)."""
 
     kind: str
     text: str
@@ -49,10 +50,8 @@ class Reporter:
     def send(self, event: Event) -> None:
         line = json.dumps(event.__dict__) + "\n"
         print(line, end="", flush=True)  # the log has the same account
-        try:
+        with contextlib.suppress(OSError):
             os.write(self._descriptor, line.encode())
-        except OSError:
-            pass
 
     def reader_is_gone(self) -> bool:
         """Whether the other end of the pipe has been closed."""

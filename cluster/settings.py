@@ -1,4 +1,4 @@
-"""Every setting of a cluster, with its unit, bounds and a sentence; resolved once, at start, from flags over environment."""
+"""Every setting of a cluster, with its unit, bounds and a sentence; resolved once, from flags over environment."""
 
 from __future__ import annotations
 
@@ -13,8 +13,6 @@ from cluster.environment import PREFIX, settings_from
 from cluster.errors import OperatorError
 from router.config import RouterConfig
 from workers.config import EngineConfig
-
-_PORT = {"ge": 1, "le": 65_535}
 
 
 class Settings(BaseModel):
@@ -67,8 +65,8 @@ class Settings(BaseModel):
         description="redis://, rediss:// or unix:// URL of an existing server; unset: one is started and ended here.",
     )
     host: str = Field("127.0.0.1", min_length=1, description="Address to listen on; 0.0.0.0 for every interface.")
-    grpc_port: int = Field(50_051, **_PORT, description="TCP port of the gRPC API.")
-    http_port: int = Field(8_000, **_PORT, description="TCP port of the OpenAI-compatible HTTP API.")
+    grpc_port: int = Field(50_051, ge=1, le=65_535, description="TCP port of the gRPC API.")
+    http_port: int = Field(8_000, ge=1, le=65_535, description="TCP port of the OpenAI-compatible HTTP API.")
     tenant_cap_tokens: int = Field(
         0, ge=0, description="Most tokens (prompt + output) one tenant may have waiting or running; 0: no limit."
     )

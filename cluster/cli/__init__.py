@@ -45,7 +45,7 @@ app.add_typer(model.app, name="model")
 
 
 def main() -> None:
-    """The console script. Exit status: 0, 1 for a failure of the cluster, 2 for what the operator can mend, 130 for Ctrl-C."""
+    """The console script. Exit status: 1 for a failure of the cluster, 2 for a mistake of the operator, 130 for Ctrl-C."""
     try:
         app()
     except KeyboardInterrupt:

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 CHAT_HELP = """
 Talk to the model; answers stream as they are made.
 
-With a message it answers once. Without one it is a conversation: Ctrl-C stops an answer, /new starts afresh, Ctrl-D ends it.
+With a message it answers once. Without one it is a conversation: Ctrl-C stops an answer, /new starts afresh,
+Ctrl-D ends it.
 
 [bold]Examples[/bold]
 
@@ -114,7 +115,7 @@ def generate(
         _show(lambda: client.generate(text, **sampling), as_json=as_json)
 
 
-def _given(**parameters: object) -> dict[str, object]:
+def _given(**parameters: object) -> dict[str, Any]:
     return {name: value for name, value in parameters.items() if value is not None}
 
 

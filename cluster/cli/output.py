@@ -40,7 +40,7 @@ def print_json(value: dict[str, Any]) -> None:
 
 
 def report_failure(error: Exception) -> int:
-    """Prints one line for an error that was foreseen and returns the exit status; raises any other on, as it is a bug."""
+    """Prints one line for an error that was foreseen and returns the exit status; raises any other, which is a bug."""
     if isinstance(error, OperatorError):
         status = OPERATOR_ERROR
     elif isinstance(error, HeadraceError):

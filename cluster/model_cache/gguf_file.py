@@ -28,7 +28,7 @@ class GgufFile:
         self._tensors = {tensor.name: tensor for tensor in self._reader.tensors}
 
     def get(self, key: str, default: Any = _MISSING) -> Any:
-        """The value of metadata `key`, as plain Python. Raises `NoSuchModel` if it is absent and there is no default."""
+        """The value of metadata `key`, as plain Python. Raises `NoSuchModel` if it is absent without a default."""
         field = self._reader.get_field(key)
         if field is not None:
             return field.contents()

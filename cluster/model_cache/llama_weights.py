@@ -120,7 +120,7 @@ def hf_config(source: GgufFile, vocab_size: int) -> dict[str, Any]:
 
 
 def write_weights(source: GgufFile, path: Path, on_written: Callable[[int, int], None]) -> None:
-    """Writes every tensor of `source` to the safetensors file `path`. Raises `NoSuchModel` for one without a Hugging Face name."""
+    """Writes every tensor of `source` to the safetensors file `path`. Raises `NoSuchModel` for an unknown one."""
     tensors = [_lazy(source, name) for name in source.tensor_names()]
     write_safetensors(path, sorted(tensors, key=lambda tensor: tensor.name), on_written)
 

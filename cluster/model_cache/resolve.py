@@ -12,7 +12,7 @@ from cluster.errors import NoSuchModel
 from cluster.model_cache.convert import CONVERTER_VERSION, convert_gguf
 from cluster.model_cache.embedded import EMBEDDED_NAME, embedded_model
 from cluster.model_cache.folders import make_once
-from cluster.model_cache.progress import Progress, silent
+from cluster.progress import Progress, silent
 
 _EMBEDDED_SPECS = ("", "smollm2", EMBEDDED_NAME.lower())
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")

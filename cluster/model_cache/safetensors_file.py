@@ -1,7 +1,7 @@
 """Writes a safetensors file in bfloat16 tensor by tensor, so that memory holds one tensor at a time.
 
-Layout (https://github.com/huggingface/safetensors): 8 bytes header length, a JSON header with each tensor's dtype, shape
-and byte range, then the bytes. NumPy has no bfloat16, which is why the library's own NumPy writer cannot do this.
+Layout (https://github.com/huggingface/safetensors): 8 bytes header length, a JSON header with each tensor's dtype,
+shape and byte range, then the bytes. NumPy has no bfloat16, which is why the library's own NumPy writer cannot do this.
 """
 
 from __future__ import annotations
