@@ -10,6 +10,7 @@ Needs grpcio and protobuf only. `headrace.client.Client` is the same without asy
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 from collections.abc import AsyncIterator, Mapping, Sequence
 from types import TracebackType
@@ -42,6 +43,7 @@ class AsyncStream:
 
     def __init__(self, call: Any) -> None:
         self._call = call
+        self._loop = asyncio.get_running_loop()
         self._fold = StreamFold()
 
     async def accepted(self) -> Accepted:
@@ -104,6 +106,13 @@ class AsyncStream:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def __del__(self) -> None:
+        # grpc.aio's own tasks keep a call alive that nobody reads. Garbage may be collected on any thread.
+        loop = getattr(self, "_loop", None)
+        if loop is not None and not loop.is_closed() and self._fold.finished is None:
+            with contextlib.suppress(RuntimeError):  # closed between the two lines
+                loop.call_soon_threadsafe(self._call.cancel)
 
 
 class AsyncClient:

@@ -183,7 +183,7 @@ def status_from_error(error: HeadraceError) -> WireStatus:
     metadata: list[tuple[str, str | bytes]] = [(ERROR_KEY, type(error).__name__)]
     if error.field is not None:
         # Metadata values are printable ASCII; a field named by a client need not be.
-        metadata.append((FIELD_KEY, error.field.encode("ascii", "backslashreplace").decode("ascii")[:200]))
+        metadata.append((FIELD_KEY, error.field.encode("unicode_escape").decode("ascii")[:200]))
     if error.retry_after_s is not None:
         metadata.append((RETRY_KEY, str(math.ceil(error.retry_after_s * 1000))))
     details = _standard_details(error, int(code.value[0]), message)
