@@ -45,8 +45,8 @@ class EnginePort(Protocol):
     def add(self, bound: BoundRequest) -> None: ...
     def cancel(self, request_id: str, inbox_id: str) -> None: ...
     def seen(self, inbox_id: str) -> None: ...
-    def forget(self, request_id: str) -> None:
-        """Drops a request that is no longer this worker's, without a word."""
+    def forget(self, request_id: str, epoch: int | None = None) -> None:
+        """Drops a request that is no longer this worker's, without a word; with `epoch`, only that binding of it."""
         ...
 
     def reset(self) -> None:
@@ -87,6 +87,11 @@ class Link:
     @property
     def incarnation(self) -> str:
         return self._incarnation
+
+    @property
+    def step_limit_s(self) -> float:
+        """A step older than this loses the lease."""
+        return self._step_limit_s
 
     @property
     def last_contact_age_s(self) -> float | None:
@@ -153,8 +158,9 @@ class Link:
             self._rejoin()
             return False
         self._joined.set()
+        epochs = {part.request_id: part.epoch for part in frame.parts}
         for request_id in reply.dropped:
-            self._engine.forget(request_id)
+            self._engine.forget(request_id, epochs.get(request_id))
         if reply.resend:
             self._resend(frame, reply.resend)
         return True
@@ -167,7 +173,7 @@ class Link:
             if rebuilt is None:
                 logger.error("journal gap of %s cannot be filled: handed back", request_id)
                 epoch = next(p.epoch for p in frame.parts if p.request_id == request_id)
-                self._engine.forget(request_id)
+                self._engine.forget(request_id, epoch)
                 self._report_store.release(self._incarnation, request_id, epoch)
             else:
                 parts.append(rebuilt)
@@ -181,7 +187,7 @@ class Link:
         known = [p for f in frames for p in f.parts if (p.request_id, p.choice) == (request_id, choice)]
         tokens: dict[int, int] = {}
         for part in known:
-            tokens.update(zip(range(part.first_index, part.first_index + len(part.token_ids)), part.token_ids, strict=True))
+            tokens.update(enumerate(part.token_ids, part.first_index))
         last = known[-1]
         wanted = range(from_index, last.first_index + len(last.token_ids))
         if any(index not in tokens for index in wanted):

@@ -10,7 +10,9 @@ from dataclasses import dataclass
 from ray import serve
 
 from headrace.errors import HeadraceError
-from headrace.store.adapter import SyncRedisStore, incarnation
+from headrace.store.adapter import SyncRedisStore
+from headrace.store.interface import LEASE_MS
+from headrace.store.keys import incarnation
 from headrace.tokenizer import Tokenizer
 from workers.config import EngineConfig
 from workers.engine import Engine
@@ -20,8 +22,6 @@ from workers.model.loader import load_runner
 logger = logging.getLogger("headrace.worker")
 
 JOIN_TIMEOUT_S = 30.0
-STUCK_AFTER_S = 10.0
-"""Unhealthy when the oldest runnable request has not advanced for this long beyond the step limit."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +44,8 @@ class Worker:
     async def __init__(self, config: EngineConfig, redis_url: str, cluster_id: str) -> None:
         replica = serve.get_replica_context().replica_id.unique_id
         self._name = f"worker-{replica[:8]}"
+        self._progress = (0, time.monotonic())
+        """Iterations at the last health check that saw progress, and when that was."""
         self._ready = await asyncio.to_thread(self._start, config, redis_url, cluster_id)
 
     def _start(self, config: EngineConfig, redis_url: str, cluster_id: str) -> WorkerReady:
@@ -81,11 +83,15 @@ class Worker:
         return self._ready
 
     async def check_health(self) -> None:
-        """Raises when the engine has stopped or its oldest runnable request no longer advances."""
+        """Raises when the loop has ended, or has work and completed no iteration for the step limit and a lease."""
         if not self._engine.alive:
             raise HeadraceError("the engine's loop has ended")
-        if self._engine.oldest_runnable_age_s() > STUCK_AFTER_S + self._engine.step_age_s():
-            raise HeadraceError("the oldest runnable request does not advance")
+        now, iterations = time.monotonic(), self._engine.load().iterations
+        idle_or_paused = self._engine.oldest_runnable_age_s() == 0.0
+        if idle_or_paused or iterations != self._progress[0]:
+            self._progress = (iterations, now)
+        elif now - self._progress[1] > self._link.step_limit_s + LEASE_MS / 1000:
+            raise HeadraceError(f"no iteration was completed for {now - self._progress[1]:.0f} s although there is work")
 
     async def __del__(self) -> None:
         link, engine = getattr(self, "_link", None), getattr(self, "_engine", None)

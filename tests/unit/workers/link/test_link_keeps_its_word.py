@@ -1,0 +1,167 @@
+"""The link between a real engine and the store's twin: everything arrives once and in order, whatever the store does."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+import pytest
+from headrace.frame import Frame, Part
+from headrace.request import Request
+from headrace.sampling import SamplingParams
+from headrace.store.interface import Admit, Admitted, State
+from headrace.store.keys import incarnation
+from headrace.store.twin import Twin
+from headrace.store.twin_store import SyncTwinStore, TwinStore
+
+from tests.fixtures.scripted_runner import ScriptedRunner, make_config
+from workers.engine import Engine
+from workers.link import Link
+
+ROUTER = "router~test"
+DEADLINE_S = 20.0
+
+
+def wall_ms() -> int:
+    return int(time.monotonic() * 1000)
+
+
+@dataclass
+class Rig:
+    twin: Twin
+    engine: Engine
+    link: Link
+    report: SyncTwinStore
+    inbox: SyncTwinStore
+
+    def router(self) -> TwinStore:
+        return TwinStore(self.twin)
+
+    def admit(self, request_id: str, max_tokens: int) -> Admitted:
+        params = SamplingParams(max_tokens=max_tokens, temperature=0.0, seed=1, ignore_eos=True)
+        request = Request(request_id, "scripted", (3, 1, 4, 1, 5), params)
+        call = Admit(request, ROUTER, (self.link.incarnation,), price_blocks=2)
+        reply = asyncio.run(self.router().admit(call))
+        assert isinstance(reply, Admitted), reply
+        return reply
+
+    def state(self, request_id: str) -> State:
+        status = asyncio.run(self.router().status(request_id))
+        assert status is not None
+        return status.state
+
+    def journal(self, request_id: str) -> tuple[int, ...]:
+        return asyncio.run(self.router().journal(request_id, 0, 0))
+
+    def wait(self, holds: Callable[[], bool]) -> None:
+        """Wakes with every change of the twin. Bounded."""
+        deadline = time.monotonic() + DEADLINE_S
+        while not holds():
+            assert time.monotonic() < deadline, "what was waited for did not come"
+            with self.twin.changed:
+                self.twin.changed.wait(0.05)
+
+
+@pytest.fixture
+def rig() -> Iterator[Rig]:
+    twin = Twin("cluster", "scripted", wall_ms)
+    engine = Engine(ScriptedRunner(128, 16, max_context=1024), make_config(block_size=16), None)
+    report, inbox = SyncTwinStore(twin), SyncTwinStore(twin)
+    link = Link(engine, report, inbox, lambda: incarnation("worker"))
+    asyncio.run(TwinStore(twin).sweep(ROUTER))
+    engine.start()
+    link.start()
+    assert link.wait_joined(DEADLINE_S)
+    yield Rig(twin, engine, link, report, inbox)
+    link.stop()
+    assert engine.stop(5.0)
+
+
+def test_a_bound_request_runs_and_is_journaled(rig: Rig) -> None:
+    assert rig.admit("a", 20).worker == rig.link.incarnation
+    rig.wait(lambda: rig.state("a") is State.FINISHED)
+    assert len(rig.journal("a")) == 20
+
+
+def test_frames_wait_while_the_store_is_away(rig: Rig) -> None:
+    rig.admit("first", 12)
+    rig.wait(lambda: rig.state("first") is State.FINISHED)
+    rig.admit("b", 300)
+    rig.wait(lambda: len(rig.journal("b")) >= 2)
+    rig.report.away = True
+    behind = len(rig.journal("b"))
+    rig.wait(lambda: rig.engine.load().output_tokens_total >= 12 + behind + 50)
+    assert len(rig.journal("b")) == behind, "the engine went on, the journal did not"
+    rig.report.away = False
+    rig.wait(lambda: rig.state("b") is State.FINISHED)
+    assert len(rig.journal("b")) == 300
+    assert len(rig.journal("first")) == 12
+
+
+def test_a_lost_reply_is_harmless(rig: Rig) -> None:
+    """The store took the frame, the link never heard: it sends again, and no token is there twice."""
+    from headrace.errors import Unavailable
+
+    taken, real = [0], rig.report.report
+
+    def every_third_reply_is_lost(worker: str, frame: Frame) -> object:
+        reply = real(worker, frame)
+        taken[0] += 1
+        if taken[0] % 3 == 0:
+            raise Unavailable("the reply was lost")
+        return reply
+
+    rig.report.report = every_third_reply_is_lost  # type: ignore[method-assign, assignment]
+    rig.admit("c", 30)
+    rig.wait(lambda: rig.state("c") is State.FINISHED)
+    rig.report.report = real  # type: ignore[method-assign]
+    rig.admit("d", 30)
+    rig.wait(lambda: rig.state("d") is State.FINISHED)
+    assert len(rig.journal("c")) == 30
+    assert rig.journal("c") == rig.journal("d"), "the same prompt gives the same tokens"
+
+
+def test_a_fenced_worker_rejoins_empty_as_a_new_incarnation(rig: Rig) -> None:
+    old = rig.link.incarnation
+    rig.admit("e", 400)
+    rig.wait(lambda: len(rig.journal("e")) >= 2)
+    SyncTwinStore(rig.twin).report(incarnation("worker"), replace(rig.engine.beat(), last_inbox_id="0-0"))
+    rig.wait(lambda: rig.link.incarnation != old)
+    rig.wait(lambda: rig.engine.load().running == 0 or rig.state("e") is State.FINISHED)
+
+
+def test_a_cancel_reaches_the_engine(rig: Rig) -> None:
+    rig.admit("f", 400)
+    rig.wait(lambda: len(rig.journal("f")) >= 1)
+    asyncio.run(rig.router().cancel("f"))
+    rig.wait(lambda: rig.state("f") is State.CANCELLED)
+    assert rig.engine.load().held_blocks == 0
+
+
+def test_leaving_gives_the_work_back(rig: Rig) -> None:
+    rig.admit("g", 400)
+    rig.wait(lambda: len(rig.journal("g")) >= 1)
+    rig.link.stop()
+    assert rig.state("g") in (State.QUEUED, State.FINISHED)
+
+
+def test_a_journal_that_lost_its_end_is_rebuilt_from_frames_kept(rig: Rig) -> None:
+    kept = [
+        Part("h", 0, 1, first, tuple(range(first, first + 3)))
+        for first in (0, 3, 6)
+    ]
+    load = rig.engine.load()
+    link = rig.link
+    for part in kept[:2]:
+        link._keep(Frame(load, (part,), "0-0"))
+    rebuilt = link._rebuild(Frame(load, (kept[2],), "0-0"), "h", 0, 2)
+    assert rebuilt == Part("h", 0, 1, 2, (2, 3, 4, 5, 6, 7, 8))
+    assert link._rebuild(Frame(load, (Part("i", 0, 1, 9, (9,)),), "0-0"), "i", 0, 2) is None
+
+
+def test_threads_end_with_stop(rig: Rig) -> None:
+    rig.link.stop()
+    assert not [t for t in threading.enumerate() if t.name.startswith("link-") and t.is_alive()]
