@@ -14,6 +14,7 @@ Who owns what:
 - `drive`: when each call is sent; the only place that reads a clock. One thread, one event loop, no locks.
 - `record`, `percentiles`, `report`, `table`: from the time of every token to the figures, their JSON and
   their table; all but the last are pure.
+- `compare`: medians and ratios of saved runs.
 - `load`: `run(options) -> BenchReport`, and the command line.
 
 `docs/benchmarks.md` says what each figure means and how to compare two of them.

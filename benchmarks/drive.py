@@ -21,15 +21,18 @@ class Observer(Protocol):
 
 
 class Drive:
-    """One run over one transport. `timeout_s` bounds it: calls still running then end as `timeout`, calls not sent as
-    `not_sent`."""
+    """One run over one transport, made inside its event loop.
+
+    `timeout_s` bounds it: calls still running then end as `timeout`, calls not sent as `not_sent`. `start_s` is the
+    loop's time from which the records count.
+    """
 
     def __init__(self, transport: Transport, observer: Observer, timeout_s: float) -> None:
         self._transport = transport
         self._observer = observer
         self._loop = asyncio.get_running_loop()
-        self._start_s = self._loop.time()
-        self._deadline_s = self._start_s + timeout_s
+        self.start_s = self._loop.time()
+        self._deadline_s = self.start_s + timeout_s
 
     async def run(self, workload: Workload) -> list[CallRecord]:
         """One record per call, in no order."""
@@ -102,7 +105,7 @@ class Drive:
             raise CallFailed("token_count", f"{len(progress.token_s)} tokens came of {call.output_tokens}")
 
     def _now_s(self) -> float:
-        return self._loop.time() - self._start_s
+        return self._loop.time() - self.start_s
 
     def _left_s(self) -> float:
         return self._deadline_s - self._loop.time()

@@ -1,8 +1,8 @@
 """OpenAI's `/v1/completions` as server-sent events: works against headrace, vLLM and anything that speaks it.
 
-A chunk counts the tokens in its `token_ids` where the server tells them, else one if it carries text. A server
-that tells neither for a token (half a character, coalesced text) is put right by the `usage` of the last chunk: what is
-missing is counted when that arrives.
+Chunks carry text, so how many tokens one brought must be told otherwise. headrace says it in the event's id,
+`<request>:<choice>:<token index>` of the newest token so far. For other servers a chunk with text counts as one token,
+and the `usage` of the last chunk puts that right: tokens that came without text, or several in one chunk, count then.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 import aiohttp
 
 from benchmarks.errors import BenchError, CallFailed
-from benchmarks.sse import EventReader
+from benchmarks.sse import Event, EventReader
 from benchmarks.transports import TokenDelta
 from benchmarks.workload import Call
 
@@ -84,33 +84,34 @@ async def _deltas(content: aiohttp.StreamReader) -> AsyncGenerator[TokenDelta, N
         for event in reader.feed(piece):
             if event.data == DONE:
                 return
-            count = _new_tokens(event.data, seen)
+            count = _new_tokens(event, seen)
             seen += count
             if count:
                 yield TokenDelta(count)
     raise CallFailed("stream_cut", f"the stream ended without {DONE}")
 
 
-def _new_tokens(data: str, seen: int) -> int:
+def _new_tokens(event: Event, seen: int) -> int:
     """How many output tokens one chunk brings. Raises CallFailed for an error event and for what is no chunk at all."""
     try:
-        chunk: Any = json.loads(data)
+        chunk: Any = json.loads(event.data)
         if chunk.get("error"):
-            raise CallFailed("stream_error", _message_of(data))
-        count = sum(_choice_tokens(choice) for choice in chunk.get("choices") or ())
-        usage = chunk.get("usage")
-        if usage:
-            count += max(0, usage["completion_tokens"] - seen - count)
+            raise CallFailed("stream_error", _message_of(event.data))
+        if chunk.get("usage"):
+            known = int(chunk["usage"]["completion_tokens"])
+        elif (newest := _token_index(event.id)) is not None:
+            known = newest + 1
+        else:
+            known = seen + sum(1 for choice in chunk.get("choices") or () if choice.get("text"))
     except (ValueError, LookupError, TypeError, AttributeError):
-        raise CallFailed("bad_chunk", data[:200]) from None
-    return count
+        raise CallFailed("bad_chunk", event.data[:200]) from None
+    return max(0, known - seen)
 
 
-def _choice_tokens(choice: dict[str, Any]) -> int:
-    ids = choice.get("token_ids")
-    if ids is not None:
-        return len(ids)
-    return 1 if choice.get("text") else 0
+def _token_index(event_id: str) -> int | None:
+    """Of headrace's own event ids; None for any other, or none."""
+    *_, choice, index = ("", "", *event_id.split(":"))
+    return int(index) if choice.isdecimal() and index.isdecimal() else None
 
 
 def _message_of(body: str) -> str:
