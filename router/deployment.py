@@ -1,4 +1,4 @@
-"""The router as a Serve replica: one service, its gRPC and HTTP listeners. The only file of this package that knows Ray.
+"""The router as a Serve replica: one service and its two listeners. The only file of this package that knows Ray.
 
 Serve starts, places, scales and heals it; no request passes through a Serve handle or proxy (ADR 0003).
 """
@@ -60,7 +60,7 @@ class Router:
         return self._ready
 
     async def check_health(self) -> None:
-        """Raises when a delivery loop has ended: only a restart helps then. An absent store is not this replica's fault."""
+        """Raises when a delivery loop has ended: only a restart helps then. An absent store is not its fault."""
         if not self._service.alive:
             raise HeadraceError("a delivery loop has ended")
 

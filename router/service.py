@@ -13,7 +13,7 @@ import contextlib
 import logging
 import secrets
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from headrace.chat_template import ChatTemplate
 from headrace.errors import HeadraceError, Overloaded, Unavailable
@@ -44,7 +44,7 @@ from router.placement.choose import PlacementRequest, choose
 from router.prompting import PromptEncoder
 from router.request_id import mint_request_id
 
-ADMIT_ATTEMPTS = 3
+ADMIT_ATTEMPTS = 4
 """A reply may be lost with its connection; asking again by the same id is safe and cheap."""
 ADMIT_RETRY_S = 0.1
 STORE_RETRY_S = 1.0
@@ -195,10 +195,10 @@ class RouterService:
 
         # Once more, after tokenising: behind this line the stream counts as open, and a drain waits for it.
         self._refuse_when_draining()
-        router = self._delivery.membership.router
+        asked_as = self._delivery.membership.router
         stream = self._delivery.open(request, observe)
         try:
-            admitted = await self._ask_to_admit(self._admit_call(call, request, board, router))
+            admitted = await self._ask_to_admit(self._admit_call(call, request, board, asked_as))
         except BaseException:
             # The store may have it without our knowing: the client went, or its reply was lost.
             self._delivery.forget(request.id)
@@ -208,7 +208,7 @@ class RouterService:
             self._delivery.forget(request.id)
             raise error_for(admitted)
         prompt_tokens = len(request.prompt_token_ids)
-        self._delivery.accepted(stream, router, prompt_tokens)
+        self._delivery.accepted(stream, asked_as, prompt_tokens)
         self.metrics.accepted(prompt_tokens)
         log.info(
             "accepted",
@@ -241,6 +241,8 @@ class RouterService:
 
     async def _ask_to_admit(self, call: Admit) -> Admitted | Refused:
         for attempt in range(ADMIT_ATTEMPTS):
+            # A router that was fenced meanwhile asks as its new incarnation; the request id makes it the same request.
+            call = replace(call, router=self._delivery.membership.router)
             try:
                 return await self._store.admit(call)
             except Unavailable as error:

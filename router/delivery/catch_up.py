@@ -58,15 +58,11 @@ async def _read_journals(store: Store, stream: RequestStream, status: RequestSta
 
 
 def _finish(status: RequestStatus, choice: int) -> FinishReason | None:
-    """The choice's own finish, or the request's where it ended without running (cancelled or expired in the queue)."""
+    """The choice's own finish, else what the end of the whole request means for it."""
     own = _at(status.finishes, choice, "")
     if own:
         return FinishReason(own)
-    if not _ended(status):
-        return None
-    if status.detail == FinishReason.DEADLINE.value:
-        return FinishReason.DEADLINE
-    return _REASON_OF_STATE[status.state]
+    return _REASON_OF_STATE[status.state] if _ended(status) else None
 
 
 def _ended(status: RequestStatus) -> bool:

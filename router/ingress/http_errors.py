@@ -1,4 +1,4 @@
-"""Errors in OpenAI's shape, `{"error": {"message", "type", "param", "code"}}`; status and Retry-After of the one table."""
+"""Errors in OpenAI's shape, `{"error": {"message", "type", "param", "code"}}`, with status and time of one table."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ def test_what_no_pool_could_ever_hold_is_refused() -> None:
     small = Capacity(max_context=512, pool_tokens=256, block_size=16)
     with pytest.raises(TooLong, match="prompt has 300 tokens and no worker's KV pool holds more than 256"):
         _resolve(300, small, max_tokens=4)
-    with pytest.raises(TooLong, match="max_tokens is 157, .* only 156 fit the largest worker's KV pool of 256"):
+    with pytest.raises(TooLong, match=r"max_tokens is 157, .* only 156 fit the largest worker's KV pool of 256"):
         _resolve(100, small, max_tokens=157)
     assert _resolve(100, small, max_tokens=156).sampling.max_tokens == 156
 
