@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -69,33 +70,39 @@ async def _warm_up(transport: Transport, call: Call, options: BenchOptions) -> N
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line. Returns 0 when every call got its full answer, 1 when some did not, 2 when nothing ran."""
-    options = parse_options(arguments)
-    console = Console()
+    options, as_json = parse_arguments(arguments)
     try:
         report = run(options)
-        print_report(report, console)
-        if options.save_dir:
-            console.print(f"saved {report.save(options.save_dir)}", highlight=False, soft_wrap=True)
+        saved = report.save(options.save_dir) if options.save_dir else None
     except (BenchError, OSError) as error:
         print(f"bench: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("bench: interrupted", file=sys.stderr)
         return 130
+    if as_json:
+        print(json.dumps({**report.figures_json(), "saved": str(saved) if saved else None}))
+    else:
+        console = Console()
+        print_report(report, console)
+        if saved:
+            console.print(f"saved {saved}", highlight=False, soft_wrap=True)
     return 0 if report.ok else 1
 
 
-def parse_options(arguments: Sequence[str] | None = None) -> BenchOptions:
-    """Reads the command line; every flag is a field of BenchOptions."""
+def parse_arguments(arguments: Sequence[str] | None = None) -> tuple[BenchOptions, bool]:
+    """Reads the command line: every flag is a field of BenchOptions, but for `--json` (print the figures as JSON)."""
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.load",
+        prog="headrace bench",
         description="Loads a running cluster and prints TTFT, ITL, TPOT, E2E, tokens/s and goodput.",
         epilog=f"Lengths are {GRAMMAR}. Presets: " + "; ".join(f"{n}: {p.about}" for n, p in PRESETS.items()) + ".",
     )
     _add_target_arguments(parser)
     _add_load_arguments(parser)
     _add_result_arguments(parser)
-    return BenchOptions(**vars(parser.parse_args(arguments)))
+    known = vars(parser.parse_args(arguments))
+    as_json = bool(known.pop("json"))
+    return BenchOptions(**known), as_json
 
 
 def _add_target_arguments(parser: argparse.ArgumentParser) -> None:
@@ -133,6 +140,7 @@ def _add_result_arguments(parser: argparse.ArgumentParser) -> None:
     result.add_argument("--timeout-s", type=float, default=600.0, metavar="S", help="for the whole run (600)")
     result.add_argument("--save-dir", default="bench-results", metavar="DIR", help="for the JSON; '' saves none")
     result.add_argument("--label", default="", metavar="WORD", help="names this variant in comparisons")
+    result.add_argument("--json", action="store_true", help="print the figures as one line of JSON")
 
 
 if __name__ == "__main__":

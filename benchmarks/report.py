@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, is_dataclass
 from datetime import datetime
 from pathlib import Path
 
@@ -70,11 +70,12 @@ class BenchReport:
 
     def as_json(self) -> dict[str, object]:
         """Everything, the times of every token included, so that any other figure can be computed later."""
-        fields = asdict(self)
-        fields["host"] = dict(self.host)
-        fields["started_at"] = self.started_at.isoformat(timespec="seconds")
+        return {**self.figures_json(), "records": [_record_json(record) for record in self.records]}
+
+    def figures_json(self) -> dict[str, object]:
+        """All but the records."""
+        fields = {name: _plain(value) for name, value in vars(self).items() if name != "records"}
         fields["errors"] = dict(self.errors)
-        fields["records"] = [_record_json(record) for record in self.records]
         rates = ("requests_per_s", "input_tokens_per_s", "output_tokens_per_s", "goodput_per_s")
         return {"format": FORMAT, **{name: getattr(self, name) for name in rates}, **fields}
 
@@ -133,6 +134,12 @@ def build_report(
         e2e=summary(r.e2e_s for r in full),
         send_lag=summary(r.send_lag_s for r in ordered if r.send_lag_s is not None),
     )
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, datetime):
+        return value.isoformat(timespec="seconds")
+    return asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
 
 
 def _record_json(record: CallRecord) -> dict[str, object]:

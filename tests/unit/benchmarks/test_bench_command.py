@@ -10,7 +10,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from benchmarks.load import main, parse_options
+from benchmarks.load import main, parse_arguments
 from benchmarks.options import BenchOptions
 from headrace.v1 import inference_pb2 as pb
 from headrace.v1 import inference_pb2_grpc
@@ -66,6 +66,17 @@ def test_a_run_from_end_to_end(counter, pattern: list[str], tmp_path: Path, caps
     assert len(servicer.prompts) == 7
 
 
+def test_prints_one_line_of_json_when_asked(counter, tmp_path: Path, capsys) -> None:
+    _, target = counter
+    assert main(["--target", target, *LOAD, "--save-dir", str(tmp_path), "--json"]) == 0
+    figures = json.loads(capsys.readouterr().out)
+    assert figures["output_tokens"] == 30
+    assert "records" not in figures
+    saved = json.loads(Path(figures.pop("saved")).read_text(encoding="utf-8"))
+    assert len(saved.pop("records")) == 6
+    assert figures == saved
+
+
 def test_calls_without_their_answer_make_the_exit_code_one(counter, capsys) -> None:
     servicer, target = counter
     servicer.answers = 3  # the warm-up and two more
@@ -100,17 +111,19 @@ def test_options_that_cannot_be_are_one_line(capsys) -> None:
 
 
 def test_every_flag_reaches_its_option() -> None:
-    assert parse_options([]) == BenchOptions()
+    assert parse_arguments([]) == (BenchOptions(), False)
     line = (
         "--api http --target http://x --model m --requests 3 --rate 2.5 --trace t --time-scale 0.5 --max-context 9 "
-        "--vocab-size 5000 --seed 4 --slo-ttft-ms 1 --slo-tpot-ms 2 --timeout-s 3 --save-dir d --label l"
+        "--vocab-size 5000 --seed 4 --slo-ttft-ms 1 --slo-tpot-ms 2 --timeout-s 3 --save-dir d --label l --json"
     )
-    assert parse_options(line.split()) == BenchOptions(
+    options, as_json = parse_arguments(line.split())
+    assert as_json
+    assert options == BenchOptions(
         api="http", target="http://x", model="m", requests=3, rate_per_s=2.5, trace="t", time_scale=0.5,
         max_context_tokens=9, vocab_size=5_000, seed=4, slo_ttft_ms=1.0, slo_tpot_ms=2.0, timeout_s=3.0, save_dir="d",
         label="l",
     )  # fmt: skip
-    rest = parse_options(
-        ["--preset", "single", "--concurrency", "2", "--input-tokens", "7", "--output-tokens", "mixed"]
-    )
-    assert rest == BenchOptions(preset="single", concurrency=2, input_tokens="7", output_tokens="mixed")
+    words = ["--preset", "single", "--concurrency", "2", "--input-tokens", "7", "--output-tokens", "mixed"]
+    options, as_json = parse_arguments(words)
+    assert not as_json
+    assert options == BenchOptions(preset="single", concurrency=2, input_tokens="7", output_tokens="mixed")
