@@ -137,7 +137,7 @@ class RayRuntime:
         return descendants(os.getpid()) if self.is_private else {}
 
     def shut_down(self, keep: frozenset[Process] = frozenset()) -> None:
-        """Ends the applications, then Ray if it is ours, then by pid what is left of it, except `keep`. Safe to repeat."""
+        """Ends the applications, then Ray if it is ours, then by pid what is left of it but for `keep`. Repeatable."""
         started = {process for process in self.processes() if process not in keep}
         with contextlib.suppress(Exception):  # a broken Ray must not keep us from ending its processes
             self._shut_down_serve()

@@ -98,7 +98,7 @@ class StateFolder:
         return f"cluster {self.name!r} is already up{where}; end it with `{hint}` or choose another --name"
 
     def is_up(self) -> bool:
-        """Whether a supervisor lives. Asks with a shared lock, for an instant, so two askers do not disturb each other."""
+        """Whether a supervisor lives. Asks with a shared lock: two askers do not disturb each other."""
         try:
             with self._lock_path.open() as handle:
                 fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)

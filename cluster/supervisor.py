@@ -70,7 +70,7 @@ class Supervisor:
             return _OPERATOR_ERROR if isinstance(error, OperatorError) else _FAILED
         return 0
 
-    # ---- start ---------------------------------------------------------------------------------------------------------
+    # ---- start ------------------------------------------------------------------------------------------------------
 
     def _start(self) -> ClusterState:
         if (stale := self._folder.read()) is not None:
@@ -169,7 +169,7 @@ class Supervisor:
     def _left_s(self) -> float:
         return max(1.0, self._deadline_s - time.monotonic())
 
-    # ---- watch ---------------------------------------------------------------------------------------------------------
+    # ---- watch ------------------------------------------------------------------------------------------------------
 
     def _watch(self) -> None:
         """Returns when an end is asked for. Raises `StartFailed` if Ray itself is gone."""
@@ -182,7 +182,7 @@ class Supervisor:
                 time.sleep(_WATCH_S)
 
     def _tick(self) -> None:
-        """Restarts the embedded Redis on its AOF if it has died; its socket stays where it was, so everybody finds it."""
+        """Restarts the embedded Redis on its AOF if it has died; its socket stays where everybody looks for it."""
         if self._redis is not None and not self._redis.is_alive():
             self._report.warning("the embedded Redis died; restarting it on its data")
             self._redis.start()
@@ -191,7 +191,7 @@ class Supervisor:
         redis = self._redis.processes if self._redis is not None else frozenset()
         return tuple(redis | set(self._ray.processes()))
 
-    # ---- end -----------------------------------------------------------------------------------------------------------
+    # ---- end --------------------------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
     def _ended_in_order(self) -> Iterator[None]:

@@ -45,7 +45,7 @@ app.add_typer(model.app, name="model")
 
 
 def main() -> None:
-    """The console script. Exit status: 1 for a failure of the cluster, 2 for a mistake of the operator, 130 for Ctrl-C."""
+    """The console script. Exit status 1: a failure of the cluster, 2: a mistake of the operator, 130: Ctrl-C."""
     try:
         app()
     except KeyboardInterrupt:

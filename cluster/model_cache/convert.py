@@ -9,7 +9,7 @@ import json
 from pathlib import Path
 
 from cluster.model_cache.gguf_file import GgufFile
-from cluster.model_cache.llama_weights import hf_config, write_weights
+from cluster.model_cache.llama_weights import hf_config, require_complete, write_weights
 from cluster.model_cache.tokenizer_file import build_tokenizer, special_ids, tokenizer_config
 from cluster.progress import Progress, silent
 
@@ -21,6 +21,7 @@ def convert_gguf(gguf_path: Path, folder: Path, progress: Progress = silent) -> 
     """Fills the existing, empty `folder`. Raises `NoSuchModel` for files it cannot convert faithfully."""
     progress("reading GGUF", 0, 0)
     source = GgufFile(gguf_path)
+    require_complete(source)
     tokenizer = build_tokenizer(source)
     ids = special_ids(source)
     config = hf_config(source, vocab_size=source.tensor_shape("token_embd.weight")[0]) | ids

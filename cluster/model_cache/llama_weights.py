@@ -23,12 +23,14 @@ class Architecture:
     model_type: str
     rotated_pairs: bool
     """GGUF stores Q and K rows of this one as interleaved rotary pairs; Hugging Face keeps the halves apart."""
+    own_tensors: tuple[str, ...] = ()
+    """Per layer, beside those that all have."""
 
 
 ARCHITECTURES = {
-    "llama": Architecture("LlamaForCausalLM", "llama", rotated_pairs=True),
-    "qwen2": Architecture("Qwen2ForCausalLM", "qwen2", rotated_pairs=False),
-    "qwen3": Architecture("Qwen3ForCausalLM", "qwen3", rotated_pairs=False),
+    "llama": Architecture("LlamaForCausalLM", "llama", True),
+    "qwen2": Architecture("Qwen2ForCausalLM", "qwen2", False, ("attn_q.bias", "attn_k.bias", "attn_v.bias")),
+    "qwen3": Architecture("Qwen3ForCausalLM", "qwen3", False, ("attn_q_norm.weight", "attn_k_norm.weight")),
 }
 
 _OUTER = {
@@ -49,6 +51,7 @@ _INNER = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
+_OPTIONAL = ("attn_q_norm", "attn_k_norm")
 
 
 def architecture_of(source: GgufFile) -> Architecture:
@@ -64,6 +67,17 @@ def architecture_of(source: GgufFile) -> Architecture:
     if source.has_tensor("rope_freqs.weight") or scaling != "none":
         raise NoSuchModel(f"{source.path} scales its rotary frequencies, which cannot be converted from GGUF")
     return ARCHITECTURES[name]
+
+
+def require_complete(source: GgufFile) -> None:
+    """Raises `NoSuchModel` naming a tensor that is missing, as in one part of a file that was split."""
+    architecture = architecture_of(source)
+    in_layer = [f"{part}.weight" for part in _INNER if part not in _OPTIONAL] + list(architecture.own_tensors)
+    layers = range(int(source.get(f"{source.architecture}.block_count")))
+    wanted = ["token_embd.weight", "output_norm.weight", *(f"blk.{n}.{part}" for n in layers for part in in_layer)]
+    missing = next((name for name in wanted if not source.has_tensor(name)), None)
+    if missing is not None:
+        raise NoSuchModel(f"{source.path} lacks the tensor {missing!r}; is it one part of several?")
 
 
 def hf_name(name: str) -> str | None:
