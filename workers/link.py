@@ -1,11 +1,13 @@
 """The link between one engine and the store: frames out, inbox in, lease kept (DESIGN section 4).
 
-Two threads, neither of which computes. The *reporting* thread takes the engine's frames in order and makes one `report` each; when
-there is none for `BEAT_S` it sends a beat. It takes the next frame only when the last is acknowledged, so while Redis is away frames
-wait in the engine's bounded outbox and the engine pauses at its bound. The *inbox* thread blocks on the worker's inbox and hands bound
-requests and cancels to the engine, which reads them at its next iteration boundary.
+Two threads, neither of which computes. The *reporting* thread takes the engine's frames in order and makes one
+`report` each; when there is none for `BEAT_S` it sends a beat. It takes the next frame only when the last is
+acknowledged, so while Redis is away frames wait in the engine's bounded outbox and the engine pauses at its bound. The
+*inbox* thread blocks on the worker's inbox and hands bound requests and cancels to the engine, which reads them at its
+next iteration boundary.
 
-The lease is renewed while the running step is younger than the step limit: a long chunk keeps it, a hung kernel loses it.
+The lease is renewed while the running step is younger than the step limit: a long chunk keeps it, a hung kernel loses
+it.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ MIN_STEP_LIMIT_S = 3.0
 
 
 class EnginePort(Protocol):
-    """What the link needs of an engine; every call is thread-safe and returns at once (`next_frame` within its time-out)."""
+    """What the link needs of an engine. Every call is thread-safe and returns at once, `next_frame` in its time-out."""
 
     def next_frame(self, timeout_s: float) -> Frame | None: ...
     def beat(self) -> Frame:
@@ -58,7 +60,7 @@ class EnginePort(Protocol):
 
 
 class Link:
-    """Runs the two threads from `start` to `stop`. `new_incarnation` names this life of the worker, again after each fencing."""
+    """Runs the two threads from `start` to `stop`. `new_incarnation` names each life of the worker: one per fencing."""
 
     def __init__(
         self,
@@ -120,7 +122,7 @@ class Link:
         self._report_store.close()
         self._inbox_store.close()
 
-    # ---- frames out -------------------------------------------------------------------------------------------------------
+    # ---- frames out ------------------------------------------------------------------------------------------------
 
     def _report_loop(self) -> None:
         while not self._stopping.is_set():
@@ -209,7 +211,7 @@ class Link:
         self._seq = 0
         self._incarnation = self._new_incarnation()
 
-    # ---- inbox in ---------------------------------------------------------------------------------------------------------
+    # ---- inbox in --------------------------------------------------------------------------------------------------
 
     def _inbox_loop(self) -> None:
         reading, after_id = "", "0-0"

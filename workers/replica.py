@@ -1,4 +1,5 @@
-"""The worker as a Serve replica: one engine, one link, health by forward progress. The only file of this package that knows Ray."""
+"""The worker as a Serve replica: one engine, one link, health by forward progress. Only this file of the package knows
+Ray."""
 
 from __future__ import annotations
 
@@ -91,7 +92,9 @@ class Worker:
         if idle_or_paused or iterations != self._progress[0]:
             self._progress = (iterations, now)
         elif now - self._progress[1] > self._link.step_limit_s + LEASE_MS / 1000:
-            raise HeadraceError(f"no iteration was completed for {now - self._progress[1]:.0f} s although there is work")
+            raise HeadraceError(
+                f"no iteration was completed for {now - self._progress[1]:.0f} s although there is work"
+            )
 
     async def __del__(self) -> None:
         link, engine = getattr(self, "_link", None), getattr(self, "_engine", None)

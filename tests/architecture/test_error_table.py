@@ -7,6 +7,7 @@ from pathlib import Path
 
 import grpc
 import pytest
+
 from headrace import errors
 
 DOC = Path(__file__).parents[2] / "docs" / "errors.md"

@@ -7,10 +7,11 @@ import json
 import grpc
 import httpx
 import pytest
+from openai import OpenAI
+
 from headrace import AsyncClient, Client
 from headrace.v1 import inference_pb2 as pb
 from headrace.v1.inference_pb2_grpc import InferenceStub
-from openai import OpenAI
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 
@@ -85,7 +86,9 @@ def test_health_and_reflection_answer_a_grpc_only_probe(running_cluster) -> None
 @pytest.mark.parametrize("seed", [None, 7])
 async def test_the_same_answer_on_every_way(running_cluster, seed: int | None) -> None:
     """HTTP stream, HTTP non-stream, gRPC sync and asyncio: greedy, and sampled with a seed."""
-    params = {"max_tokens": 24, "temperature": 0} if seed is None else {"max_tokens": 24, "temperature": 0.9, "seed": seed}
+    params = (
+        {"max_tokens": 24, "temperature": 0} if seed is None else {"max_tokens": 24, "temperature": 0.9, "seed": seed}
+    )
     body = {"model": MODEL, "prompt": "The three primary colours are", **params}
     async with httpx.AsyncClient(base_url=running_cluster.base_url, timeout=60) as http:
         whole = (await http.post("/v1/completions", json=body)).json()["choices"][0]["text"]

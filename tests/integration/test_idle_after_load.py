@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 import httpx
 import pytest
+
 from headrace import AsyncClient
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(420)]
@@ -49,7 +50,9 @@ async def test_two_hundred_streams_at_once(running_cluster) -> None:
     async with AsyncClient(running_cluster.grpc_address) as client:
 
         async def one(i: int) -> tuple[int, int, str]:
-            stream = client.generate(f"Item number {i}:", max_tokens=8 + i % 9, temperature=0.8, seed=i, ignore_eos=True)
+            stream = client.generate(
+                f"Item number {i}:", max_tokens=8 + i % 9, temperature=0.8, seed=i, ignore_eos=True
+            )
             indices = [d.first_index + k async for d in stream for k in range(len(d.token_ids))]
             assert indices == list(range(8 + i % 9)), "every token index once and in order"
             return i, len(indices), await stream.text()
@@ -97,11 +100,17 @@ async def test_explicit_cancel_ends_the_stream_with_its_reason(running_cluster) 
     async with AsyncClient(running_cluster.grpc_address) as client:
         stream = client.generate("Once upon a time", max_tokens=2000, ignore_eos=True)
         taken = 0
-        with pytest.raises(Cancelled):
+        request_id = (await stream.accepted()).request_id
+
+        async def read_and_cancel_after_three() -> None:
+            nonlocal taken
             async for delta in stream:
                 taken += len(delta.token_ids)
                 if taken == 3:
-                    assert await client.cancel((await stream.accepted()).request_id)
+                    assert await client.cancel(request_id)
+
+        with pytest.raises(Cancelled):
+            await read_and_cancel_after_three()
         assert taken < 1000
     assert_idle(running_cluster)
 

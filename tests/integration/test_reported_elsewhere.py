@@ -7,6 +7,7 @@ from typing import Any
 
 import httpx
 import pytest
+
 from headrace import Client
 from headrace.errors import InvalidRequest
 
@@ -103,7 +104,16 @@ def test_near_misses_of_a_stop_string_are_released(http, grpc_client) -> None:
 
 @pytest.mark.parametrize(
     ("prompt_tokens", "max_tokens"),
-    [(CONTEXT - 1, 2), (CONTEXT, 1), (CONTEXT + 1, 1), (4 * CONTEXT, 1), (10, CONTEXT), (10, 1_000_000), (10, -1), (10, 0)],
+    [
+        (CONTEXT - 1, 2),
+        (CONTEXT, 1),
+        (CONTEXT + 1, 1),
+        (4 * CONTEXT, 1),
+        (10, CONTEXT),
+        (10, 1_000_000),
+        (10, -1),
+        (10, 0),
+    ],
 )
 @pytest.mark.parametrize("stream", [False, True])
 def test_lengths_that_cannot_fit_are_refused_before_any_stream(
@@ -169,7 +179,10 @@ def test_message_shapes_count_their_tokens(http, messages: list[dict], prompt_to
         ([{"role": "user"}], "messages[0].content"),
         ([{"role": "user", "content": None}], "messages[0].content"),
         ([{"content": "hi"}], "messages[0].role"),
-        ([{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:,"}}]}], "messages[0].content[0]"),
+        (
+            [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:,"}}]}],
+            "messages[0].content[0]",
+        ),
         ([{"role": "user", "content": [{"type": "text"}]}], "messages[0].content[0]"),
         ("hi", "messages"),
         ([1, 2], "messages[0]"),
@@ -188,4 +201,6 @@ def test_the_cluster_is_alive_after_all_of_it(http) -> None:
     assert http.get("/readyz").status_code == 200
     metrics = http.get("/metrics").text
     assert "headrace" in metrics
-    assert not [line for line in metrics.splitlines() if not line.startswith("#") and line.rsplit(" ", 1)[-1].startswith("-")]
+    assert not [
+        line for line in metrics.splitlines() if not line.startswith("#") and line.rsplit(" ", 1)[-1].startswith("-")
+    ]

@@ -31,12 +31,14 @@ class SampleSpec:
     choice: int
     token_index: int
     banned_token_ids: tuple[int, ...] = ()
-    """Ids that may not come now: EOS and stop ids while below `min_tokens`, EOS under `ignore_eos` is allowed and ignored."""
+    """Ids that may not come now: EOS and stop ids while below `min_tokens`. EOS under `ignore_eos` may come and ends
+    nothing."""
 
 
 @dataclass(frozen=True)
 class Sampled:
-    """The result for one slice that asked for a sample. `fault` is a sentence when the logits were unusable (NaN), else ""."""
+    """The result for one slice that asked for a sample. `fault` is a sentence when the logits were unusable (NaN), else
+    ""."""
 
     token_id: int
     fault: str = ""
@@ -57,7 +59,7 @@ class ModelShape:
 
 
 class ModelRunner(Protocol):
-    """Owns weights and the paged KV tensors `[num_blocks, block_size, num_kv_heads, head_dim]`; called by one thread."""
+    """Owns weights and the paged KV tensors `[num_blocks, block_size, num_kv_heads, head_dim]`; one thread calls it."""
 
     @property
     def shape(self) -> ModelShape: ...

@@ -1,4 +1,4 @@
-"""The link between a real engine and the store's twin: everything arrives once and in order, whatever the store does."""
+"""The link between a real engine and the store's twin: everything arrives once and in order, whatever happens."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 import pytest
+
 from headrace.frame import Frame, Part
 from headrace.request import Request
 from headrace.sampling import SamplingParams
@@ -16,7 +17,6 @@ from headrace.store.interface import Admit, Admitted, State
 from headrace.store.keys import incarnation
 from headrace.store.twin import Twin
 from headrace.store.twin_store import SyncTwinStore, TwinStore
-
 from tests.fixtures.scripted_runner import ScriptedRunner, make_config
 from workers.engine import Engine
 from workers.link import Link
@@ -149,10 +149,7 @@ def test_leaving_gives_the_work_back(rig: Rig) -> None:
 
 
 def test_a_journal_that_lost_its_end_is_rebuilt_from_frames_kept(rig: Rig) -> None:
-    kept = [
-        Part("h", 0, 1, first, tuple(range(first, first + 3)))
-        for first in (0, 3, 6)
-    ]
+    kept = [Part("h", 0, 1, first, tuple(range(first, first + 3))) for first in (0, 3, 6)]
     load = rig.engine.load()
     link = rig.link
     for part in kept[:2]:
