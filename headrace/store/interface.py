@@ -1,4 +1,4 @@
-"""The store's contract: one call per state change, each atomic, bounded, idempotent and safe to repeat (DESIGN section 5).
+"""The store's contract: one call per state change, each atomic, bounded, idempotent and safe to repeat (DESIGN, section 5).
 
 Three parts implement it: the Lua functions run by Redis, their pure-Python twin, and the Redis adapter that carries arguments and
 replies between them. All times are milliseconds of the store's own clock; durations in arguments are relative to it.
@@ -121,7 +121,7 @@ class Attached:
 
 @dataclass(frozen=True)
 class Swept:
-    """What one sweep did and what the caller should know. `fenced`: the router itself was fenced: rejoin under a new incarnation."""
+    """What one sweep did. `fenced`: the router itself was fenced; it rejoins under a new incarnation."""
 
     fenced: bool
     workers_lost: tuple[str, ...]

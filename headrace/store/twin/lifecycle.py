@@ -109,7 +109,7 @@ def leave(s: Slot, kind: str, member: str) -> Reply:
 
 
 def sweep(s: Slot, router: str) -> Reply:
-    """Renews the caller, then a bounded amount of each upkeep. Deadlines pass in quiet times too; leases do not lapse."""
+    """Renews the caller, then a bounded amount of each upkeep. In quiet times deadlines pass but no lease lapses."""
     if is_fenced(s, ROUTER, router):
         return [1, [], [], [], [], 0, s.now]
     _watch_absence(s)

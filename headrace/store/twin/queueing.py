@@ -1,7 +1,7 @@
 """Waiting: fair order over tenants (virtual token counters, start-time fair), priority bands, estimated wait.
 
-After Sheng et al., "Fairness in Serving Large Language Models" (OSDI 2024), with start-time fair queueing's virtual time
-(Goyal et al., 1996) as the lift of tenants that come back.
+After Sheng et al., "Fairness in Serving Large Language Models" (OSDI 2024), with start-time fair queueing's virtual
+time (Goyal et al., 1996) as the lift of tenants that come back.
 """
 
 from __future__ import annotations
@@ -158,8 +158,8 @@ def window(s: Slot) -> list[Waiting]:
 
 
 def estimate(s: Slot, band: int, tenant: str) -> tuple[int, int]:
-    """(requests, blocks) before a newcomer, from sums instead of a walk: a tenant with P blocks waiting from counter c has
-    the share (mine - c) / P of them before a newcomer that stands at `mine`. Exact for one tenant, near for several."""
+    """(requests, blocks) before a newcomer, from sums instead of a walk: a tenant with P blocks waiting from counter c
+    has the share (mine - c) / P of them before a newcomer at `mine`. Exact for one tenant, near for several."""
     own = s.ks.hnum(s.keys.account(tenant), f"wp:{band}")
     mine = virtual_counter(s, band, tenant) + own
     requests = s.ks.zcard(s.keys.resume) + s.ks.zcard(s.keys.wait(band, tenant))

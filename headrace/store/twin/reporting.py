@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from headrace.store import limits
 from headrace.store.interface import LEASE_MS
 from headrace.store.keys import name_of
 from headrace.store.twin.binding import (
@@ -42,7 +41,10 @@ class Taken:
 
 def report(s: Slot, *argument: object) -> Reply:
     worker, seq, last_inbox_id, credit, slots, draining, total, size, context, load, parts = argument
-    assert isinstance(worker, str) and isinstance(seq, int) and isinstance(load, bytes) and isinstance(parts, list)
+    assert isinstance(worker, str)
+    assert isinstance(seq, int)
+    assert isinstance(load, bytes)
+    assert isinstance(parts, list)
     if is_fenced(s, WORKER, worker):
         return [1, [], [], 0, s.now]
     requeued = _renew(s, worker)
