@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, assert_never
 
 from headrace.frame import FinishReason, Frame, LoadReport, Part
 from headrace.request import BoundRequest
@@ -73,7 +73,7 @@ class Engine:
         self._step_began_s: float | None = None
         self._oldest_advanced_s: float | None = None
         self._thread: threading.Thread | None = None
-        self._latest = self._publish(StepPlan(()), resets=0)
+        self._latest = self._make_frame(StepPlan(()))
 
     # ---- the iteration ---------------------------------------------------------------------------------------------
 
@@ -107,6 +107,8 @@ class Engine:
                     self._draining = True
                 case Reset():
                     self._drop_everything()
+                case _:
+                    assert_never(command)
         return bool(commands), resets
 
     def _plan(self) -> StepPlan:
@@ -165,15 +167,18 @@ class Engine:
                 self._end(generation, generation.finish)
 
     def _publish(self, plan: StepPlan, resets: int) -> Frame:
+        frame = self._make_frame(plan)
+        self._parts.clear()
+        self._note_progress()
+        self._latest = frame
+        self._mailbox.publish(frame, resets)
+        return frame
+
+    def _make_frame(self, plan: StepPlan) -> Frame:
         load = load_report(
             self._roster, self._statistics, self._runner.shape, self._bounds.max_context, plan, self._draining
         )
-        frame = Frame(replace(load, seq=next(self._frame_numbers)), tuple(self._parts), self._last_inbox_id)
-        self._parts.clear()
-        self._note_progress()
-        self._mailbox.publish(frame, resets)
-        self._latest = frame
-        return frame
+        return Frame(replace(load, seq=next(self._frame_numbers)), tuple(self._parts), self._last_inbox_id)
 
     # ---- requests come and go --------------------------------------------------------------------------------------
 

@@ -72,7 +72,8 @@ class Roster:
             self._start(self[key].sequence, now)
         for work in plan.work:
             sequence = self[work.key].sequence
-            self._take(sequence, Reason.GROW)
+            if sequence.known > sequence.held_blocks * self.tables.block_size:
+                self._take(sequence, Reason.GROW)
             sequence.advanced_iteration = iteration
 
     def slice_for(self, work: Work) -> SequenceSlice:

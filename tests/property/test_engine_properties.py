@@ -1,4 +1,6 @@
-"""Whatever arrives, is cancelled, is cut or runs out of blocks: every request gets the answer it would have got alone."""
+"""Whatever arrives, is cancelled, is cut or runs out of blocks: every request gets the answer it would have got
+alone.
+"""
 
 from __future__ import annotations
 

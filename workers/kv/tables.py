@@ -9,11 +9,6 @@ from workers.kv.ledger import LedgerDrift, Reason
 from workers.kv.pool import BlockPool
 
 
-def blocks_for(tokens: int, block_size: int) -> int:
-    """Blocks that `tokens` KV slots take."""
-    return -(-tokens // block_size)
-
-
 class BlockTables:
     """Tables by key; position p of a sequence lives in slot p % block_size of its block p // block_size.
 
@@ -34,7 +29,7 @@ class BlockTables:
         nothing.
         """
         table = self._tables.get(key, ())
-        missing = blocks_for(tokens, self.block_size) - len(table)
+        missing = -(-tokens // self.block_size) - len(table)
         if missing > 0:
             table += self.pool.allocate(missing, reason)
             self._tables[key] = table

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from bisect import insort
 from collections.abc import Callable
+from functools import cached_property
 
 from workers.scheduler.peak import Growth, earliest_start, peak_blocks, survivors
 from workers.scheduler.sequence import Sequence, SequenceKey
@@ -65,7 +66,6 @@ class Draft:
         if self._preempted:  # what was just pushed out must not compete with what pushed it
             self._blame(self.state.waiting, Wait.BLOCKS)
             return
-        ahead = sorted(self.state.growth_of(sequence) for sequence in self._alive) if self.state.waiting else []
         blocked: Sequence | None = None
         for place, sequence in enumerate(self.state.waiting):
             stop = self._why_stop(sequence, share)
@@ -77,8 +77,8 @@ class Draft:
             if self._cannot_ever_fit(sequence):
                 continue
             newcomer = self.state.growth_of(sequence)
-            if self._fits(sequence, newcomer, ahead) and (blocked is None or self._may_pass(blocked, newcomer, ahead)):
-                insort(ahead, newcomer)
+            if self._fits(sequence, newcomer) and (blocked is None or self._may_pass(blocked, newcomer)):
+                insort(self._ahead, newcomer)
                 self._admit(sequence, share(sequence.gap, self))
             else:
                 blocked = blocked or sequence
@@ -168,31 +168,38 @@ class Draft:
 
     # -- admission ---------------------------------------------------------------------------------------------------
 
+    @cached_property
+    def _ahead(self) -> list[Growth]:
+        """How all that are alive will grow, longest-lived first; the admitted join it."""
+        return sorted(self.state.growth_of(sequence) for sequence in self._alive)
+
     def _why_stop(self, sequence: Sequence, share: Share) -> Wait | None:
         """A reason that holds for everybody behind this sequence as well."""
         if len(self._alive) >= self.state.limits.max_sequences:
             return Wait.SLOTS
         return Wait.BUDGET if share(sequence.gap, self) == 0 else None
 
-    def _fits(self, sequence: Sequence, newcomer: Growth, ahead: list[Growth]) -> bool:
+    def _fits(self, sequence: Sequence, newcomer: Growth) -> bool:
         """Its known tokens fit now, and all together will fit at their peak. Alone it may start whatever the estimate
         says.
         """
         limits = self.state.limits
         if limits.blocks(sequence.known) > self._free_blocks:
             return False
-        return not self._alive or peak_blocks(sorted([*ahead, newcomer]), limits.block_size) <= limits.total_blocks
+        return (
+            not self._alive or peak_blocks(sorted([*self._ahead, newcomer]), limits.block_size) <= limits.total_blocks
+        )
 
-    def _may_pass(self, blocked: Sequence, newcomer: Growth, ahead: list[Growth]) -> bool:
+    def _may_pass(self, blocked: Sequence, newcomer: Growth) -> bool:
         """True if the blocked one starts no later with the newcomer in front: it will be gone by then, or there is
         room for both.
         """
         limits = self.state.limits
         head = self.state.growth_of(blocked)
-        start = earliest_start(ahead, head, limits.block_size, limits.total_blocks)
+        start = earliest_start(self._ahead, head, limits.block_size, limits.total_blocks)
         if newcomer.to_come < start:
             return True
-        then = sorted([*survivors([*ahead, newcomer], start), head])
+        then = sorted([*survivors([*self._ahead, newcomer], start), head])
         return peak_blocks(then, limits.block_size) <= limits.total_blocks
 
     def _blame(self, sequences: list[Sequence], reason: Wait) -> None:

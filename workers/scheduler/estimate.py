@@ -55,7 +55,7 @@ class OutputEstimate:
             return most
         total = self._total_given(sequence.output_tokens)
         likely = min(most, max(1, total - sequence.output_tokens))
-        return likely + math.ceil(self._alarm * (most - likely))
+        return likely + math.ceil(self._alarm * (most - likely)) if self._alarm > 0.01 else likely
 
     def _total_given(self, produced: int) -> int:
         """The QUANTILE of lengths above `produced`; half as long again where nothing that long has been seen."""

@@ -40,9 +40,11 @@ def peak_blocks(longest_first: Iterable[Growth], block_size: int) -> int:
 
 
 def earliest_start(running: list[Growth], newcomer: Growth, block_size: int, total_blocks: int) -> int:
-    """In how many tokens per sequence from now the newcomer would pass the peak test, if all end as estimated.
+    """In how many tokens per sequence from now the newcomer passes the peak test, if all end as estimated.
 
-    `running` is sorted longest-lived first. Need only falls as sequences end, so their ends are searched by bisection.
+    `running` is sorted longest-lived first. Room comes when sequences end, so their ends are searched, by bisection:
+    the newcomer passes at the end found and not at the one before. (Need does not fall quite monotonically, because a
+    later start overlaps with longer sequences: an even earlier end may have passed too.)
     """
     ends = sorted({0, *(entry.to_come + 1 for entry in running)})
 
