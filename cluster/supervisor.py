@@ -186,6 +186,8 @@ class Supervisor:
         if self._redis is not None and not self._redis.is_alive():
             self._report.warning("the embedded Redis died; restarting it on its data")
             self._redis.start()
+            if (state := self._folder.read()) is not None:
+                self._folder.write(replace(state, processes=self._processes()))
 
     def _processes(self) -> tuple[Process, ...]:
         redis = self._redis.processes if self._redis is not None else frozenset()

@@ -40,7 +40,7 @@ def status(name: NameOption = "default", as_json: JsonOption = False) -> None:
 
 
 def _as_json(state: ClusterState, board: Board) -> dict[str, Any]:
-    described = {key: value for key, value in state.to_json().items() if key != "processes"}
+    described = {key: value for key, value in state.to_json().items() if key not in ("processes", "workers")}
     census = board.census
     return {
         **described,
@@ -51,6 +51,7 @@ def _as_json(state: ClusterState, board: Board) -> dict[str, Any]:
         "results_kept": census.ended,
         "routers": census.routers,
         "stray_keys": census.stray_keys,
+        "workers_wanted": state.workers,
         "workers": [_worker(row) for row in board.workers],
     }
 
@@ -84,20 +85,24 @@ def _show(state: ClusterState, board: Board) -> None:
 
     console, census = out(), board.census
     console.print(
-        f"[bold]{state.model}[/bold]  {state.phase}, up {_duration(time.time() - state.started_s)}  ·  "
-        f"gRPC {state.host}:{state.grpc_port}  HTTP {state.host}:{state.http_port}"
+        f"[bold]{state.model}[/bold] {state.phase}, up {_duration(time.time() - state.started_s)}, "
+        f"gRPC port {state.grpc_port}, HTTP port {state.http_port}"
     )
-    console.print(f"requests: {census.bound} running, {census.waiting} waiting  ·  routers: {census.routers}")
+    console.print(
+        f"{census.bound} running, {census.waiting} waiting requests; "
+        f"{len(board.workers)} of {state.workers} workers, {census.routers} routers"
+    )
     table = Table(box=None, pad_edge=False, header_style="dim")
-    table.add_column("worker")
-    for title in ("running", "waiting", "KV free", "cached", "held", "of", "credit", "step ms", "tok/s", "lease s"):
-        table.add_column(title, justify="right")
+    table.add_column("worker", no_wrap=True)
+    for title in ("run", "wait", "KV free", "cached", "held", "credit", "step ms", "tok/s"):
+        table.add_column(title, justify="right", no_wrap=True)
     for row in board.workers:
         load = row.load
-        cells = [load.running, load.waiting, load.free_blocks, load.cached_blocks, load.held_blocks, load.total_blocks]
-        measured = [f"{load.step_s * 1e3:.1f}", f"{load.drain_tokens_per_s:.0f}", f"{row.lease_left_ms / 1e3:.1f}"]
-        label = row.worker + (" [yellow]draining[/yellow]" if load.draining else "")
-        table.add_row(label, *map(str, (*cells, row.credit_blocks)), *measured)
+        free = f"{load.free_blocks}/{load.total_blocks}"
+        cells = [load.running, load.waiting, free, load.cached_blocks, load.held_blocks, row.credit_blocks]
+        measured = [f"{load.step_s * 1e3:.1f}", f"{load.drain_tokens_per_s:.0f}"]
+        label = row.worker.partition("~")[0] + (" [yellow]draining[/yellow]" if load.draining else "")
+        table.add_row(label, *map(str, cells), *measured)
     console.print(table)
 
 
