@@ -24,6 +24,8 @@ from workers.sampling.noise import uniform
 
 NUCLEUS_GUESS = 512
 """Top-p looks at this many highest logits first, and sorts the whole row only where they sum to less than p."""
+COLDEST = 1e-30
+"""Temperatures below this draw the highest logit just as surely, and would be 0 in float32."""
 UNUSABLE = "the model's logits are not numbers (NaN or infinite), so no token can be chosen"
 
 
@@ -76,7 +78,7 @@ class _Knobs:
         ]
         columns = torch.tensor(rows, dtype=torch.float64, device=device).T[..., None]
         top_k = columns[1].clamp(max=vocabulary).long()
-        return _Knobs(columns[0], top_k, columns[2], columns[3])
+        return _Knobs(columns[0].float().clamp(min=COLDEST), top_k, columns[2], columns[3])
 
 
 def _draw(logits: Tensor, specs: Sequence[SampleSpec], rows: Sequence[int]) -> Tensor:
@@ -84,12 +86,14 @@ def _draw(logits: Tensor, specs: Sequence[SampleSpec], rows: Sequence[int]) -> T
         logits = logits.index_select(0, torch.tensor(rows, device=logits.device))
     knobs = _Knobs.build(specs, logits.shape[1], logits.device)
     # Taking the peak off before dividing keeps the smallest temperatures finite: the peak itself becomes exactly 0.
-    scaled = (logits.double() - logits.amax(-1, keepdim=True).double()) / knobs.temperature
-    weights = scaled.nan_to_num(nan=-torch.inf, posinf=-torch.inf).exp_()
-    limited = [row for row, s in enumerate(specs) if s.params.top_k or s.params.top_p < 1.0]
+    weights = logits.float().sub(logits.amax(-1, keepdim=True)).div_(knobs.temperature).exp_()
+    # Unusable rows come out as NaN here; with no weight at all they draw the last id, which nobody will read.
+    weights.nan_to_num_(nan=0.0)
+    vocabulary = logits.shape[1]
+    limited = [i for i, s in enumerate(specs) if 0 < s.params.top_k < vocabulary or s.params.top_p < 1.0]
     if limited:
         weights = _limit(weights, knobs, limited)
-    cumulative = weights.cumsum(-1)
+    cumulative = weights.cumsum(-1, dtype=torch.float64)
     total = cumulative[:, -1:]
     # Rounding may lift noise × total to the total itself, past the last id with any weight.
     target = torch.minimum(knobs.noise * total, torch.nextafter(total, torch.zeros_like(total)))
@@ -99,15 +103,20 @@ def _draw(logits: Tensor, specs: Sequence[SampleSpec], rows: Sequence[int]) -> T
 
 def _limit(weights: Tensor, knobs: _Knobs, rows: Sequence[int]) -> Tensor:
     """Weights with everything outside top-k and top-p at zero, for `rows`; the others pass unchanged."""
+    if len(rows) == weights.shape[0]:
+        return _limit_all(weights, knobs.top_k, knobs.top_p)
     index = torch.tensor(rows, device=weights.device)
-    some = weights.index_select(0, index)
-    top_k, top_p = knobs.top_k[index], knobs.top_p[index]
-    guess = min(NUCLEUS_GUESS, some.shape[1])
-    floor, settled = _edge(some, top_k, top_p, guess)
+    limited = _limit_all(weights.index_select(0, index), knobs.top_k[index], knobs.top_p[index])
+    return weights.index_copy(0, index, limited)
+
+
+def _limit_all(weights: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
+    vocabulary = weights.shape[1]
+    floor, settled = _edge(weights, top_k, top_p, min(NUCLEUS_GUESS, vocabulary))
     if not settled.all():
         left = (~settled[:, 0]).nonzero()[:, 0]
-        floor[left] = _edge(some[left], top_k[left], top_p[left], some.shape[1])[0]
-    return weights.index_copy(0, index, torch.where(some >= floor, some, 0.0))
+        floor[left] = _edge(weights[left], top_k[left], top_p[left], vocabulary)[0]
+    return torch.where(weights >= floor, weights, 0.0)
 
 
 def _edge(weights: Tensor, top_k: Tensor, top_p: Tensor, look: int) -> tuple[Tensor, Tensor]:
@@ -121,9 +130,9 @@ def _edge(weights: Tensor, top_k: Tensor, top_p: Tensor, look: int) -> tuple[Ten
     all_k = top_k <= look
     # Ties at the k-th place stay in, so what top-p works on is everything down to the k-th weight.
     kept = torch.where(highest >= k_floor, highest, 0.0)
-    total = torch.where(weights >= k_floor, weights, 0.0).cumsum(-1)[:, -1:]
-    total = torch.where(all_k, total, weights.cumsum(-1)[:, -1:])
-    enough = kept.cumsum(-1) >= top_p * total
+    among = torch.where(all_k, k_floor, 0.0)
+    total = torch.where(weights >= among, weights, 0.0).cumsum(-1, dtype=torch.float64)[:, -1:]
+    enough = kept.cumsum(-1, dtype=torch.float64) >= top_p * total
     reached = enough.any(-1, keepdim=True)
     first = enough.to(torch.int8).argmax(-1, keepdim=True)
     p_floor = torch.where(reached, highest.gather(1, first), k_floor)
