@@ -9,11 +9,11 @@ import asyncio
 import time
 from dataclasses import dataclass
 
-from headrace.store.adapter import AsyncRedisStore
 from ray import serve
 
 from headrace.chat_template import ChatTemplate
 from headrace.errors import HeadraceError
+from headrace.store.adapter import AsyncRedisStore
 from headrace.store.interface import Store
 from headrace.tokenizer import Tokenizer
 from router.config import RouterConfig

@@ -120,6 +120,8 @@ class RouterService:
         try:
             return await self._submit(call, started_s)
         except HeadraceError as error:
+            if isinstance(error, Unavailable) and error.retry_after_s is None:
+                error.retry_after_s = STORE_RETRY_S
             self.metrics.refused(error)
             log.info("refused: %s", type(error).__name__, extra={"field": error.field})
             raise
@@ -245,8 +247,8 @@ class RouterService:
             call = replace(call, router=self._delivery.membership.router)
             try:
                 return await self._store.admit(call)
-            except Unavailable as error:
+            except Unavailable:
                 if attempt == ADMIT_ATTEMPTS - 1:
-                    raise Unavailable(error.message, retry_after_s=error.retry_after_s or STORE_RETRY_S) from error
+                    raise
                 await asyncio.sleep(ADMIT_RETRY_S)
         raise AssertionError("unreachable: the last attempt returns or raises")

@@ -17,6 +17,7 @@ from headrace.errors import HeadraceError
 
 MAX_HEAD_BYTES = 64 << 10
 """Request line and headers together."""
+LINGER_S = 1.0
 BACKLOG = 2048
 KEEP_ALIVE_S = 75
 """Longer than the idle limit of common proxies, so that they close first and never race with our close."""
@@ -24,6 +25,12 @@ KEEP_ALIVE_S = 75
 
 class _JsonProtocol(H11Protocol):
     """Tells a request that is not HTTP, or whose head is too long, so in the shape of every other error."""
+
+    _refused = False
+
+    def data_received(self, data: bytes) -> None:
+        if not self._refused:
+            super().data_received(data)
 
     def send_400_response(self, msg: str) -> None:
         message = f"this is not a request that can be read: bad HTTP, or a head of more than {MAX_HEAD_BYTES} bytes"
@@ -33,7 +40,10 @@ class _JsonProtocol(H11Protocol):
         response = h11.Response(status_code=400, headers=[*headers, (b"connection", b"close")], reason=b"Bad Request")
         for event in (response, h11.Data(data=body), h11.EndOfMessage()):
             self.transport.write(self.conn.send(event) or b"")
-        self.transport.close()
+        # Closing while the client still writes would reset the connection, and the answer with it.
+        self._refused = True
+        self.transport.write_eof()
+        self.loop.call_later(LINGER_S, self.transport.close)
 
 
 class _Server(uvicorn.Server):

@@ -15,7 +15,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from headrace.errors import HeadraceError
 from headrace.events import Accepted, Delta
@@ -35,6 +35,8 @@ from router.ingress.openai_schema import ChatBody, CompletionBody, parse_body
 from router.service import RouterService
 
 DEFAULT_TENANT = "default"
+MAX_HEAD_BYTES = 32 << 10
+"""Path, query and headers together."""
 
 log = logging.getLogger(__name__)
 
@@ -126,7 +128,7 @@ async def _tell(error: HeadraceError, events: EventStream, send: Send) -> None:
         await respond(send, *error_response(error))
 
 
-def build_app(service: RouterService) -> Starlette:
+def build_app(service: RouterService) -> ASGIApp:
     """The application to serve; it holds no state beside the service."""
     pages = _Pages(service)
     routes = [
@@ -139,7 +141,22 @@ def build_app(service: RouterService) -> Starlette:
         Route("/metrics", pages.metrics, methods=["GET"]),
     ]
     handlers = {HTTPException: _refused_by_http, HeadraceError: _refused}
-    return Starlette(routes=routes, exception_handlers=handlers)  # type: ignore[arg-type]
+    return _BoundedHead(Starlette(routes=routes, exception_handlers=handlers))  # type: ignore[arg-type]
+
+
+class _BoundedHead:
+    """Refuses a head that is too long: the parser's own limit only counts heads that come in several pieces."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        size = len(scope["raw_path"]) + len(scope["query_string"])
+        size += sum(len(name) + len(value) for name, value in scope["headers"])
+        if size > MAX_HEAD_BYTES:
+            await respond(send, *plain_error(431, f"path and headers are longer than {MAX_HEAD_BYTES} bytes"))
+        else:
+            await self._app(scope, receive, send)
 
 
 class _Pages:

@@ -209,6 +209,13 @@ class Rig:
         assert data[-1] == "[DONE]"
         return [json.loads(item) for item in data[:-1]]
 
+    async def until(self, reached: Callable[[], bool]) -> None:
+        """Looks again whenever the store changes (the worker beats); fails after 5 s."""
+        give_up = time.monotonic() + 5
+        while not reached():
+            assert time.monotonic() < give_up
+            await self.store.deliveries("nobody", "0", 20)
+
     async def idle(self) -> None:
         """Returns when nothing waits or runs any more; fails after 5 s."""
         give_up = time.monotonic() + 5
