@@ -10,7 +10,7 @@ POLICIES = ("chunked", "continuous")
 
 @dataclass(frozen=True)
 class EngineConfig:
-    """`num_blocks` None: as many as memory holds (GPU: measured; CPU: `kv_bytes`). `max_context` None: the model's own."""
+    """`num_blocks` None: what memory holds (GPU: measured; CPU: `kv_bytes`). `max_context` None: the model's own."""
 
     model_path: str
     """A local Hugging Face folder: config.json, *.safetensors, tokenizer.json."""
