@@ -12,6 +12,7 @@ import os
 import re
 import secrets
 import shutil
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping
@@ -126,6 +127,7 @@ class RayRuntime:
             if state == "RUNNING":
                 return
             if application is not None and state in ("DEPLOY_FAILED", "UNHEALTHY"):
+                print(_messages(status, name), file=sys.stderr, flush=True)  # all of it, for the log
                 raise StartFailed(explain(_messages(status, name)))
             if time.monotonic() >= deadline:
                 raise StartFailed(f"{name} was not running after {timeout_s:.0f} s: {explain(_messages(status, name))}")
@@ -189,17 +191,16 @@ def _messages(status: ServeStatus, name: str) -> str:
 _OUT_OF_MEMORY = re.compile(
     r"out of memory|outofmemory|can't allocate|cannot allocate|MemoryError|\bOOM\b", re.IGNORECASE
 )
-_ERROR_LINE = re.compile(
-    r"^\s*(?:[\w.]+\.)?(\w*(?:Error|Exception|Failed|Unavailable|InvalidRequest))\b[^:\n]*: (.+)$", re.MULTILINE
-)
+_ERROR_LINE = re.compile(r"^(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:\([\w.]*\))?: (?!Traceback)(.+)$", re.MULTILINE)
+"""The last line of a traceback: `package.Name: what happened`."""
 
 
 def explain(messages: str) -> str:
     """One sentence out of Serve's report of a failed replica: the innermost error, without the traceback."""
-    found = [match.group(2).strip() for match in _ERROR_LINE.finditer(messages)]
+    found = [match.group(1).strip() for match in _ERROR_LINE.finditer(messages)]
     why = found[-1] if found else _first_line(messages)
     if _OUT_OF_MEMORY.search(messages):
-        return f"out of memory: {why}; lower --kv-blocks, --kv-mib, --max-context or --workers"
+        return f"out of memory: {why.rstrip('.')}; lower --kv-blocks, --kv-mib, --max-context or --workers"
     return why
 
 
