@@ -41,7 +41,7 @@ class RouterReady:
 class Router:
     """Listens by itself; the handle only asks whether it is ready."""
 
-    async def __init__(self, config: RouterConfig) -> None:
+    async def __init__(self, config: RouterConfig) -> None:  # type: ignore[misc]
         configure_logs()
         began = time.monotonic()
         tokenizer = await asyncio.to_thread(Tokenizer.load, config.model_path)

@@ -13,6 +13,7 @@ import contextlib
 import logging
 import secrets
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from headrace.chat_template import ChatTemplate
@@ -118,15 +119,22 @@ class RouterService:
         started_s = time.monotonic()
         self._submitting += 1
         try:
-            return await self._submit(call, started_s)
+            with self.noting_refusals():
+                return await self._submit(call, started_s)
+        finally:
+            self._submitting -= 1
+
+    @contextlib.contextmanager
+    def noting_refusals(self) -> Iterator[None]:
+        """Counts and logs an error that passes through; ingresses parse inside it. What is told to wait gets a time."""
+        try:
+            yield
         except HeadraceError as error:
             if isinstance(error, Unavailable) and error.retry_after_s is None:
                 error.retry_after_s = STORE_RETRY_S
             self.metrics.refused(error)
             log.info("refused: %s", type(error).__name__, extra={"field": error.field})
             raise
-        finally:
-            self._submitting -= 1
 
     async def cancel(self, request_id: str) -> bool | None:
         """An explicit cancel, by whoever knows the id. False: it had already ended; None: there is no such request."""

@@ -64,16 +64,18 @@ class InferenceServicer:
         self._service = service
 
     async def generate(self, raw: bytes, context: Context) -> None:
-        request = generate_request_from_proto(self._parse(pb.GenerateRequest, raw))
-        prompt = request.prompt
-        given: Prompt = TextPrompt(prompt) if isinstance(prompt, str) else TokenPrompt(prompt)
-        await self._stream(_call(request.model, given, request.sampling, context, "prompt"), context)
+        with self._service.noting_refusals():
+            request = generate_request_from_proto(self._parse(pb.GenerateRequest, raw))
+            prompt = request.prompt
+            given: Prompt = TextPrompt(prompt) if isinstance(prompt, str) else TokenPrompt(prompt)
+            call = _call(request.model, given, request.sampling, context, "prompt")
+        await self._stream(call, context)
 
     async def chat(self, raw: bytes, context: Context) -> None:
-        request = chat_request_from_proto(self._parse(pb.ChatRequest, raw))
-        await self._stream(
-            _call(request.model, ChatPrompt(request.messages), request.sampling, context, "messages"), context
-        )
+        with self._service.noting_refusals():
+            request = chat_request_from_proto(self._parse(pb.ChatRequest, raw))
+            call = _call(request.model, ChatPrompt(request.messages), request.sampling, context, "messages")
+        await self._stream(call, context)
 
     async def cancel(self, raw: bytes, _: Context) -> pb.CancelResponse:
         request = self._parse(pb.CancelRequest, raw)

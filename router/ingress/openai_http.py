@@ -63,8 +63,9 @@ class GenerationEndpoint:
             await _tell(HeadraceError("the router could not answer this request"), events, send)
 
     async def _answer(self, raw: bytes, client_id: str, events: EventStream, send: Send) -> None:
-        parsed = parse_body(self._body, raw)
-        call = parsed.call(DEFAULT_TENANT, client_id)
+        with self._service.noting_refusals():
+            parsed = parse_body(self._body, raw)
+            call = parsed.call(DEFAULT_TENANT, client_id)
         async with await self._service.submit(call) as stream:
             rendering = Rendering(
                 chat=isinstance(parsed, ChatBody),

@@ -1,0 +1,102 @@
+"""HTTP clients that go away, many that stay, and what Prometheus then says."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import httpx
+from prometheus_client.parser import text_string_to_metric_families
+
+
+async def _open(rig: Any, body: dict[str, object]) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    reader, writer = await asyncio.open_connection("127.0.0.1", int(rig.base_url.rsplit(":", 1)[1]))
+    raw = json.dumps({"model": "reciter", **body}).encode()
+    writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(raw) + raw)
+    await writer.drain()
+    return reader, writer
+
+
+async def test_closing_a_stream_cancels(rig: Any) -> None:
+    rig.reciter.script = lambda prompt: [97] * 512
+    async with rig.http.stream(
+        "POST", "/v1/completions", json={"model": "reciter", "prompt": "x", "max_tokens": 500, "stream": True}
+    ) as response:
+        async for line in response.aiter_lines():
+            if line.startswith("data: "):
+                request_id = json.loads(line[6:])["id"]
+                break
+    await rig.idle()
+    assert (await rig.store.status(request_id)).finishes == ("cancelled",)
+
+
+async def test_going_during_a_call_without_a_stream_cancels(rig: Any) -> None:
+    rig.reciter.hold()
+    _, writer = await _open(rig, {"prompt": "x", "max_tokens": 500})
+    await rig.until(lambda: rig.service._delivery.open_streams == 1)
+    await rig.until(lambda: rig.reciter.seen != [])
+    writer.close()
+    rig.reciter.go_on()
+    await rig.until(lambda: rig.reciter.cancelled_at != {})
+    await rig.idle()
+
+
+async def test_one_that_goes_does_not_touch_its_neighbours(rig: Any) -> None:
+    async def stay(k: int) -> None:
+        prompt = f"number {k} "
+        body = {"model": "reciter", "prompt": prompt, "max_tokens": 60, "temperature": 0}
+        response = await rig.http.post("/v1/completions", json=body)
+        assert response.json()["choices"][0]["text"] == (prompt * 9)[:60]
+
+    async def go(k: int) -> None:
+        reader, writer = await _open(rig, {"prompt": f"{k}", "max_tokens": 500, "stream": True})
+        await reader.readuntil(b"data: ")
+        writer.close()
+
+    await asyncio.gather(*(go(k) if k % 4 == 0 else stay(k) for k in range(24)))
+    await rig.idle()
+
+
+async def test_many_streams_at_once_finish_and_leave_nothing(rig: Any) -> None:
+    rig.reciter.total_blocks = 4096
+    limits = httpx.Limits(max_connections=200)
+    async with httpx.AsyncClient(base_url=rig.base_url, timeout=60, limits=limits, trust_env=False) as http:
+
+        async def one(k: int) -> str:
+            body = {"model": "reciter", "prompt": f"{k}.", "max_tokens": 12, "temperature": 0, "stream": True}
+            response = await http.post("/v1/completions", json=body)
+            data = [line[6:] for line in response.text.split("\n") if line.startswith("data: {")]
+            return "".join(json.loads(item)["choices"][0]["text"] for item in data)
+
+        texts = await asyncio.gather(*(one(k) for k in range(120)))
+    assert texts == [(f"{k}." * 12)[:12] for k in range(120)]
+    await rig.idle()
+    census = await rig.store.census()
+    assert census.stray_keys == 0
+
+
+async def test_metrics_say_what_happened(rig: Any) -> None:
+    await rig.post("/v1/completions", prompt="four", max_tokens=6, temperature=0)
+    await rig.events("/v1/completions", prompt="four", max_tokens=6, temperature=0)
+    await rig.post("/v1/completions", prompt="four", max_tokens=0)
+    await rig.idle()
+    text = (await rig.http.get("/metrics")).text
+    samples = {
+        (sample.name, *sorted(value for name, value in sample.labels.items() if name not in ("model_name", "worker"))):
+        sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }  # fmt: skip
+    assert samples["headrace:prompt_tokens_total",] == 8
+    assert samples["headrace:generation_tokens_total",] == 12
+    assert samples["headrace:requests_total", "length"] == 2
+    assert samples["headrace:requests_total", "InvalidRequest"] == 1
+    assert samples["headrace:time_to_first_token_seconds_count",] == 2
+    assert samples["headrace:e2e_request_latency_seconds_count",] == 2
+    assert samples["headrace:inter_token_latency_seconds_count",] > 0
+    assert samples["headrace:num_requests_running",] == 0
+    assert samples["headrace:num_requests_waiting", "no_credit"] == 0
+    assert samples["headrace:kv_blocks", "free"] + samples["headrace:kv_blocks", "held"] == 256
+    assert samples["headrace:preemptions_total",] == 3
+    assert all(value >= 0 for value in samples.values())
