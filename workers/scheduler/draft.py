@@ -67,10 +67,12 @@ class Draft:
             self._blame(self.state.waiting, Wait.BLOCKS)
             return
         blocked: Sequence | None = None
+        passed = 0
         for place, sequence in enumerate(self.state.waiting):
             stop = self._why_stop(sequence, share)
-            if stop is None and blocked is not None and (place > LOOK_AHEAD or blocked.overtaken >= MAX_OVERTAKES):
-                stop = Wait.BLOCKS
+            if stop is None and blocked is not None:
+                worn_out = place > LOOK_AHEAD or blocked.overtaken + passed >= MAX_OVERTAKES
+                stop = Wait.BLOCKS if worn_out else None
             if stop is not None:
                 self._blame(self.state.waiting[place:], stop)
                 return
@@ -79,6 +81,7 @@ class Draft:
             newcomer = self.state.growth_of(sequence)
             if self._fits(sequence, newcomer) and (blocked is None or self._may_pass(blocked, newcomer)):
                 insort(self._ahead, newcomer)
+                passed += blocked is not None
                 self._admit(sequence, share(sequence.gap, self))
             else:
                 blocked = blocked or sequence

@@ -92,6 +92,13 @@ def test_below_min_tokens_the_sampler_is_told_which_ids_may_not_come() -> None:
     assert [spec.token_index for spec in specs] == [0, 1, 2]
 
 
+def test_below_min_tokens_an_ending_token_ends_nothing_even_from_a_sampler_that_ignores_the_ban() -> None:
+    runner = ScriptedRunner(64, 4, disturb=lambda _pass, _piece, _sampled: Sampled(EOS))
+    parts = answer(runner, bind(make_request("r", 3, 10, min_tokens=2)))
+    assert words_of(parts) == ["<eos>"] * 3
+    assert parts[-1].finish is FinishReason.STOP
+
+
 def test_under_ignore_eos_eos_is_never_banned() -> None:
     runner = saying("<eos>", "fox")
     answer(runner, bind(make_request("r", 3, 2, min_tokens=1, ignore_eos=True)))

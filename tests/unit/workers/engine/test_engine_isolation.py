@@ -107,3 +107,24 @@ def test_a_device_that_fails_three_times_in_a_row_ends_the_loop() -> None:
     assert engine.stop(10.0)
     assert not engine.alive
     assert engine.load().waiting == 2, "the others are left for another worker"
+
+
+def test_passes_that_fail_now_and_then_do_not_end_it() -> None:
+    def disturb(number: int, _piece: SequenceSlice, sampled: Sampled) -> Sampled:
+        if number % MAX_DEVICE_FAULTS:
+            raise RuntimeError("a hiccup")
+        return sampled
+
+    engine = engine_with(disturb, max_sequences=1)
+    for i in range(9):
+        engine.add(bind(make_request(f"r{i}", 3, 1, ignore_eos=True)))
+    engine.start()
+    client = Client()
+    while len(client.finishes) < 9:
+        frame = engine.next_frame(10.0)
+        assert frame is not None
+        client.take(frame)
+    assert [client.finishes[(f"r{i}", 0)] for i in (2, 5, 8)] == [FinishReason.LENGTH] * 3
+    assert list(client.finishes.values()).count(FinishReason.FAILED) == 6
+    assert engine.alive
+    assert engine.stop(10.0)

@@ -8,6 +8,7 @@ from headrace.frame import FinishReason, Frame
 from tests.fixtures.scripted_runner import Client, ScriptedRunner, Ticks, bind, make_config, make_request, solo_output
 from workers.engine import Engine
 from workers.model.interface import Sampled
+from workers.scheduler.draft import MAX_OVERTAKES
 
 
 def run_dry(engine: Engine, client: Client, limit: int = 5_000) -> int:
@@ -83,14 +84,31 @@ def test_a_preempted_request_comes_back_before_later_arrivals() -> None:
     run_dry(engine, client)
     for name in ("first", "second"):
         engine.add(bind(make_request(name, 8, 12)))
+    engine.add(bind(make_request("third", 12, 12)))
+    client.take(engine.step())
+    assert (engine.load().running, engine.load().waiting) == (2, 1), "three more blocks are not there"
     while engine.load().preemptions_total == 0:
         client.take(engine.step())
-    assert (engine.load().running, engine.load().waiting) == (1, 1)
-    assert engine.load().waiting_by_reason == (("blocks", 1),)
-    engine.add(bind(make_request("third", 8, 12)))
+    assert (engine.load().running, engine.load().waiting) == (1, 2)
+    assert engine.load().waiting_by_reason == (("blocks", 2),)
     run_dry(engine, client)
     assert list(client.finishes)[-3:] == [("first", 0), ("second", 0), ("third", 0)]
     assert all(client.answer(name) == ((5,) * 12, FinishReason.LENGTH) for name in ("first", "second", "third"))
+
+
+def test_a_blocked_request_is_overtaken_only_so_often() -> None:
+    runner = ScriptedRunner(60, 4)
+    engine = Engine(runner, make_config(max_sequences=4), None, Ticks())
+    engine.add(bind(make_request("long", 4, 200, ignore_eos=True)))
+    engine.add(bind(make_request("head", 100, 100, ignore_eos=True)))
+    for i in range(MAX_OVERTAKES * 2):
+        engine.add(bind(make_request(f"quick{i}", 1, 2, ignore_eos=True)))
+    client = Client()
+    while ("head", 0) not in client.tokens:
+        client.take(engine.step())
+    assert set(client.finishes) - {("long", 0)} == {(f"quick{i}", 0) for i in range(MAX_OVERTAKES)}
+    run_dry(engine, client)
+    assert set(client.finishes.values()) == {FinishReason.LENGTH}
 
 
 def test_a_cancel_read_at_a_boundary_is_in_no_later_plan() -> None:

@@ -104,8 +104,10 @@ def test_ages_grow_while_a_pass_hangs() -> None:
 def test_the_engine_pauses_while_ten_seconds_of_frames_wait_and_that_is_no_fault_of_its_health() -> None:
     clock = ManualClock()
     passed = threading.Semaphore(0)
+    ages: list[float] = []
 
     def slow_device(_number: int, _piece: SequenceSlice, sampled: Sampled) -> Sampled:
+        ages.append(engine.oldest_runnable_age_s())
         clock.now += FRAMES_SPAN_S / 4
         passed.release()
         return sampled
@@ -126,6 +128,7 @@ def test_the_engine_pauses_while_ten_seconds_of_frames_wait_and_that_is_no_fault
     assert engine.next_frame(WAIT_S) is not None
     assert engine.next_frame(WAIT_S) is not None
     assert passed.acquire(timeout=WAIT_S), "room again: it goes on"
+    assert max(ages) <= FRAMES_SPAN_S / 4, "nor does the pause count once it is over"
     engine.cancel("r", "2-0")
     client_parts = []
     while True:

@@ -160,10 +160,23 @@ def test_the_victim_is_of_the_lowest_band_then_the_cheapest_per_block() -> None:
 
 
 def test_nobody_is_admitted_in_a_step_that_preempts() -> None:
-    needy, other = decoding("needy", 0, known=5, held=1), decoding("other", 1, known=8, held=2)
-    plan = make_policy("chunked").plan(state([needy, other], [sequence("new", 2, prompt=1)], blocks=3), 0.0)
+    needy, other = decoding("needy", 0, known=5, held=1, max_tokens=2), decoding("other", 1, known=8, held=2)
+    newcomer = sequence("new", 2, prompt=1, max_tokens=1)
+    assert names(make_policy("chunked").plan(state([needy], [newcomer], blocks=3), 0.0).admitted) == ["new"]
+    plan = make_policy("chunked").plan(state([needy, other], [newcomer], blocks=3), 0.0)
+    assert names(plan.preempted) == ["other"]
     assert plan.admitted == ()
     assert plan.waiting_by_reason == (("blocks", 2),)
+
+
+def test_a_victim_that_was_already_given_work_returns_its_tokens_and_all_its_blocks() -> None:
+    early = decoding("early", 0, known=9, held=2, band=1)  # takes the last free block, then loses everything
+    needy = decoding("needy", 1, known=13, held=3)
+    also = decoding("also", 2, known=9, held=2)
+    other = decoding("other", 3, known=5, held=1)
+    plan = make_policy("chunked").plan(state([early, needy, also, other], [], tokens=3, blocks=9), 0.0)
+    assert names(plan.preempted) == ["early"]
+    assert shares(plan) == {"needy": 1, "also": 1, "other": 1}, "three blocks came back and one token of three"
 
 
 def test_the_last_survivor_is_never_preempted_but_told_when_the_pool_is_too_small() -> None:
