@@ -117,8 +117,8 @@ class AsyncRedisStore:
 
     @classmethod
     def connect(cls, url: str, cluster_id: str, model: str) -> Self:
-        """`url` is redis://, rediss:// or unix://. Opens nothing yet: connections are made, and the functions loaded, by
-        the first calls that need them. Raises Unavailable for a URL that is none of these."""
+        """`url` is redis://, rediss:// or unix://. Opens nothing yet: connections are made, and the functions loaded,
+        by the first calls that need them. Raises Unavailable for a URL that is none of these."""
         with _translated():
             client = redis.asyncio.Redis.from_url(url, **_options(AsyncRetry(NoBackoff(), 1)))
         return cls(client, cluster_id, model)
@@ -179,7 +179,7 @@ class AsyncRedisStore:
         stream = {self._keys.out(router): after_id or "0-0"}
         with _translated():
             reply = await self._client.xread(stream, count=DELIVERY_COUNT, block=_block(block_ms))
-        return tuple(calls.delivery_entry(i, f["w"], f["s"], _unpack(f["p"])) for i, f in _entries(reply))
+        return tuple(calls.delivery_entry(i, f["w"], f["s"], f["p"]) for i, f in _entries(reply))
 
     async def owned(self, router: str) -> tuple[str, ...]:
         with _translated():

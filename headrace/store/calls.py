@@ -32,6 +32,7 @@ from headrace.store.interface import (
     Swept,
 )
 from headrace.store.limits import BANDS
+from headrace.store.parts import pack_part, short, unpack_parts
 
 Arguments = list[Any]
 Reply = Sequence[Any]
@@ -46,6 +47,10 @@ END_REASONS = {
 def text(value: Any) -> str:
     """Redis replies with bytes, the twin with text."""
     return value.decode() if isinstance(value, bytes) else str(value)
+
+
+def raw(value: Any) -> bytes:
+    return value if isinstance(value, bytes) else str(value).encode()
 
 
 def refuse_other_model(model: str, call: Admit) -> Refused | None:
@@ -106,14 +111,31 @@ def report_arguments(worker: str, frame: Frame) -> Arguments:
         load.block_size,
         load.max_context,
         msgpack.packb(encode_load(load)),
-        [_part_argument(part) for part in frame.parts],
+        *part_columns([as_row(part) for part in frame.parts]),
     ]
 
 
-def _part_argument(part: Part) -> Arguments:
+PartRow = tuple[str, int, int, int, bytes, str, str]
+"""id, choice, epoch, first token index, packed tokens, finish or "", detail"""
+
+
+def as_row(part: Part) -> PartRow:
     finish = "" if part.finish is None else part.finish.value
     tokens = encode_tokens(part.token_ids)
-    return [part.request_id, part.choice, part.epoch, part.first_index, tokens, finish, part.detail]
+    return (part.request_id, part.choice, part.epoch, part.first_index, tokens, finish, short(part.detail))
+
+
+def part_columns(rows: Sequence[PartRow]) -> Arguments:
+    """The last seven arguments of `report`: see `ReportCall`."""
+    return [
+        [row[0] for row in rows],
+        [row[1] for row in rows],
+        [row[2] for row in rows],
+        [row[3] for row in rows],
+        [row[4] for row in rows],
+        [pack_part(row[0], row[1], row[3], row[4], row[5], row[6]) for row in rows],
+        [[column, row[5], row[6]] for column, row in enumerate(rows) if row[5]],
+    ]
 
 
 def report_reply(reply: Reply) -> Reported:
@@ -143,7 +165,7 @@ def end_arguments(request_id: str, state: State, detail: str) -> Arguments:
     """Raises ValueError for a state that is no end."""
     if state not in END_REASONS:
         raise ValueError(f"{state} is no end")
-    return [request_id, state.value, END_REASONS[state].value, detail]
+    return [request_id, state.value, END_REASONS[state].value, short(detail)]
 
 
 def sweep_reply(reply: Reply) -> Swept:
@@ -221,14 +243,14 @@ def with_bound(entries: Sequence[InboxEntry], fetched: Reply) -> tuple[InboxEntr
     )
 
 
-def delivery_entry(entry_id: str, worker: Any, seq: Any, parts: Reply) -> DeliveryEntry:
+def delivery_entry(entry_id: str, worker: Any, seq: Any, packed: bytes) -> DeliveryEntry:
     return DeliveryEntry(
         id=entry_id,
         worker=text(worker),
         seq=int(text(seq)),
         parts=tuple(
-            DeliveryPart(text(request_id), choice, first, decode_tokens(tokens), text(finish), text(detail))
-            for request_id, choice, _epoch, first, tokens, finish, detail in parts
+            DeliveryPart(request_id, choice, first, decode_tokens(tokens), finish, detail)
+            for request_id, choice, first, tokens, finish, detail in unpack_parts(packed)
         ),
     )
 

@@ -38,7 +38,7 @@ class Library:
 
 @cache
 def library(clock: str = SERVER_CLOCK) -> Library:
-    """`clock` defines `read_clock(prefix)` in milliseconds and `read_run_id(prefix)`; contract tests bring their own."""
+    """`clock` defines `read_clock(prefix)` in milliseconds and `read_run_id(prefix)`; contract tests have their own."""
     folder = resources.files("headrace.store") / "lua"
     pieces = sorted((piece.name, piece.read_text()) for piece in folder.iterdir() if piece.name.endswith(".lua"))
     constants = "".join(f"local {name} = {value}\n" for name, value in sorted(limits.table().items()))

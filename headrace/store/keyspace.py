@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 Field = str | bytes
 StreamId = tuple[int, int]
-Fields = dict[str, object]
+Fields = dict[str, Field]
 
 
 def parse_id(text: str) -> StreamId:

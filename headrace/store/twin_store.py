@@ -116,7 +116,7 @@ class TwinStore(_Away):
         with self.twin.changed:
             found = self.twin.keyspace.xafter(self.twin.keys.out(router), after_id, DELIVERY_COUNT)
             copies = [(stream_id, dict(fields)) for stream_id, fields in found]
-        return tuple(calls.delivery_entry(format_id(i), f["w"], f["s"], _parts(f["p"])) for i, f in copies)
+        return tuple(calls.delivery_entry(format_id(i), f["w"], f["s"], calls.raw(f["p"])) for i, f in copies)
 
     async def owned(self, router: str) -> tuple[str, ...]:
         with self.twin.changed:
@@ -162,8 +162,3 @@ class SyncTwinStore(_Away):
 
     def close(self) -> None:
         """Nothing to close: the twin lives on for the others that share it."""
-
-
-def _parts(value: object) -> calls.Reply:
-    assert isinstance(value, list)
-    return value

@@ -1,9 +1,10 @@
-"""What must hold in every state of a slot, whatever was called. Checked on the twin, whose state equals the server's."""
+"""What must hold in every state of a slot, whatever was called: checked on the twin, which equals the server."""
 
 from __future__ import annotations
 
 from collections import Counter
 
+from headrace.store.parts import unpack_parts
 from headrace.store.twin import Twin
 from headrace.store.twin.slot import TERMINAL
 
@@ -76,7 +77,7 @@ def _check_tokens(twin: Twin, records: dict[str, dict[str, str]]) -> None:
         if not key.startswith(twin.keys.out("")):
             continue
         for _, fields in stream.entries:
-            for request_id, choice, _epoch, first, tokens, _finish, _detail in fields["p"]:  # type: ignore[attr-defined]
+            for request_id, choice, first, tokens, _finish, _detail in unpack_parts(fields["p"]):
                 if request_id in records:
                     journal = twin.keyspace.get(twin.keys.journal(request_id, choice))
                     assert journal[first * 4 : first * 4 + len(tokens)] == tokens

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
+from headrace.store.calls import PartRow, part_columns
 from headrace.store.keyspace import format_id
 from headrace.store.twin import Twin
 
@@ -90,9 +91,9 @@ class RandomCalls:
             last = format_id(entries.last)
         context, pool = r.choice(((1_024, 128), (1_024, 128), (1_024, 128), (512, 64)))
         load = [r.randrange(0, 40), r.randrange(0, 9), int(r.random() < 0.03), pool, 16, context, r.randbytes(6)]
-        return "report", [worker, max(0, seq), last, *load, self._parts(worker)]
+        return "report", [worker, max(0, seq), last, *load, *part_columns(self._parts(worker))]
 
-    def _parts(self, worker: str) -> list[list[Any]]:
+    def _parts(self, worker: str) -> list[PartRow]:
         r = self.random
         parts = []
         for request_id in self.twin.keyspace.hkeys(self.twin.keys.held(worker)):
@@ -106,9 +107,10 @@ class RandomCalls:
                 tokens = r.randbytes(4 * r.choice((1, 1, 1, 0, 3)))
                 finish = r.choice(("",) * 9 + ("stop", "length", "failed", "cancelled"))
                 detail = "NaN" if finish == "failed" else ""
-                parts.append([request_id, choice, epoch - int(r.random() < 0.03), first, tokens, finish, detail])
+                stale = int(r.random() < 0.03)
+                parts.append((request_id, choice, epoch - stale, first, tokens, finish, detail))
         if r.random() < 0.05:
-            parts.append([self._some_id(), 0, 1, 0, b"\1\0\0\0", "", ""])
+            parts.append((self._some_id(), 0, 1, 0, b"\1\0\0\0", "", ""))
         return parts
 
     def _some_id(self) -> str:

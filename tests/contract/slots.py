@@ -108,16 +108,10 @@ class RealSlot:
     def _value(self, key: bytes, kind: bytes, value: Any) -> Any:
         if kind == b"stream":
             last = self._client.xinfo_stream(key)["last-generated-id"].decode()
-            return (last, [(entry.decode(), _stream_fields(fields)) for entry, fields in value])
+            return (
+                last,
+                [(entry.decode(), {name.decode(): v for name, v in fields.items()}) for entry, fields in value],
+            )
         if kind == b"set":
             return set(value)
         return [tuple(pair) for pair in value] if kind == b"zset" else value
-
-
-def _stream_fields(fields: dict[bytes, bytes]) -> dict[str, Any]:
-    """The parts of an out entry are msgpack in Redis and a list in the twin."""
-    out = b"w" in fields
-    return {
-        name.decode(): msgpack.unpackb(value, raw=True) if out and name == b"p" else value
-        for name, value in fields.items()
-    }

@@ -1,4 +1,4 @@
-"""The same random calls to the twin and to a real server: equal replies, equal keys, and the invariants of every state."""
+"""The same random calls to the twin and to a real server: equal replies, equal keys, and invariants at every step."""
 
 from __future__ import annotations
 

@@ -174,7 +174,7 @@ end
 
 local function tell_router(s, router, worker, seq, parts)
   if #parts > 0 and call('ZSCORE', s.lease, ROUTER .. router) then
-    xadd(s, key_out(s, router), OUT_LENGTH, 'w', worker, 's', seq, 'p', cmsgpack.pack(parts))
+    xadd(s, key_out(s, router), OUT_LENGTH, 'w', worker, 's', seq, 'p', table.concat(parts))
   end
 end
 

@@ -97,6 +97,11 @@ local function settle(s, tenant, cost)
   if call('HINCRBY', key_acct(s, tenant), 'n', -1) == 0 then call('DEL', key_acct(s, tenant)) end
 end
 
+-- The layout of parts.py.
+local function pack_part(id, choice, first, tokens, finish, detail)
+  return struct.pack('<I2I2I4I4I1I2', #id, choice, first, #tokens, #finish, #detail) .. id .. tokens .. finish .. detail
+end
+
 -- Makes a record terminal from any live state. Returns the last parts of choices that had no finish.
 local function end_request(s, id, state, reason, detail)
   local record = key_req(s, id)
@@ -111,7 +116,7 @@ local function end_request(s, id, state, reason, detail)
   for choice = 0, num(n) - 1 do
     if call('HSETNX', record, 'f' .. choice, reason) == 1 then
       local length = call('STRLEN', key_tok(s, id, choice)) / 4
-      parts[#parts + 1] = {id, choice, num(epoch), length, '', reason, detail}
+      parts[#parts + 1] = pack_part(id, choice, length, '', reason, detail)
     end
   end
   call('ZREM', key_own(s, text(owner)), id)

@@ -70,88 +70,120 @@ local function finish_choice(s, id, choice, finish, detail)
   return true, true
 end
 
-local function held_values(s, worker, parts)
-  local ids, held = {}, {}
-  for _, part in ipairs(parts) do
-    if held[part[1]] == nil then
-      held[part[1]] = false
-      ids[#ids + 1] = part[1]
-    end
-  end
+-- id → value in `held`, for every id of the frame.
+local function held_values(s, worker, ids)
+  local key, held = key_held(s, worker), {}
   for start = 1, #ids, 1000 do
-    local stop = math.min(#ids, start + 999)
-    local values = call('HMGET', key_held(s, worker), unpack(ids, start, stop))
-    for at, value in ipairs(values) do held[ids[start + at - 1]] = value end
+    local values = call('HMGET', key, unpack(ids, start, math.min(#ids, start + 999)))
+    for at = 1, #values do held[ids[start + at - 1]] = values[at] end
   end
   return held
 end
 
+-- `<epoch>:<mark>:<owner>`; a frame's requests share few different values, so each is parsed once.
+local PARSED = {
+  __index = function(cache, value)
+    local epoch, mark, owner = string.match(value, '^(%d+):(.-):(.*)$')
+    local parsed = {epoch = tonumber(epoch), is_marked = mark ~= '', owner = owner}
+    rawset(cache, value, parsed)
+    return parsed
+  end,
+}
+
+local function new_taken()
+  return {resend = {}, dropped = {}, is_dropped = {}, outgoing = {}, owners = {}}
+end
+
+local function drop(taken, id)
+  if not taken.is_dropped[id] then
+    taken.is_dropped[id] = true
+    taken.dropped[#taken.dropped + 1] = id
+  end
+end
+
+local function outgoing_to(taken, owner)
+  local to = taken.outgoing[owner]
+  if not to then
+    to = {}
+    taken.outgoing[owner] = to
+    taken.owners[#taken.owners + 1] = owner
+  end
+  return to
+end
+
+-- What is not the usual "append these tokens": a finish, a mark, a part that is partly or wholly known, a gap.
+-- True when the request ended.
+local function take_unusual(s, taken, owner, is_marked, part)
+  local id, choice, finish = part.id, part.choice, part.finish
+  if not part.fresh then
+    taken.resend[#taken.resend + 1] = {id, choice, part.at}
+    return false
+  end
+  local newly, ended = false, false
+  if finish ~= '' then newly, ended = finish_choice(s, id, choice, finish, part.detail) end
+  if part.fresh ~= '' or newly then
+    local told = part.packed
+    if part.at ~= part.first or #part.fresh ~= #part.tokens or newly ~= (finish ~= '') then
+      told = pack_part(id, choice, part.at, part.fresh, newly and finish or '', part.detail)
+    end
+    local to = outgoing_to(taken, owner)
+    to[#to + 1] = told
+  end
+  if is_marked and finish == '' then
+    -- The cancel was marked before this frame: it has had its one further iteration.
+    local to = outgoing_to(taken, owner)
+    for _, last in ipairs(end_request(s, id, 'cancelled', 'cancelled', '')) do to[#to + 1] = last end
+    drop(taken, id)
+    ended = true
+  end
+  return ended
+end
+
 -- Fencing is one look at `held`: its value must begin with the part's epoch.
-local function take_parts(s, worker, parts)
-  local resend, dropped, outgoing, owners, is_dropped = {}, {}, {}, {}, {}
-  if #parts == 0 then return resend, dropped, outgoing, owners end
-  local held = held_values(s, worker, parts)
-  local function drop(id)
-    if not is_dropped[id] then
-      is_dropped[id] = true
-      dropped[#dropped + 1] = id
-    end
-  end
-  local function outgoing_to(owner)
-    if not outgoing[owner] then
-      outgoing[owner] = {}
-      owners[#owners + 1] = owner
-    end
-    return outgoing[owner]
-  end
-  for _, part in ipairs(parts) do
-    local id, choice, finish = part[1], part[2], part[6]
-    local epoch = part[3] .. ':'
+local function take_parts(s, worker, ids, choices, epochs, firsts, tokens, packed, ends)
+  local taken = new_taken()
+  if #ids == 0 then return taken end
+  local held, parsed, prefix = held_values(s, worker, ids), setmetatable({}, PARSED), s.p .. 'tok:'
+  local finishes = {}
+  for _, last in ipairs(ends) do finishes[last[1] + 1] = last end
+  for at = 1, #ids do
+    local id, choice = ids[at], choices[at]
     local value = held[id]
-    if not value or string.sub(value, 1, #epoch) ~= epoch then
-      drop(id)
+    local holding = value and parsed[value]
+    if not holding or holding.epoch ~= epochs[at] then
+      drop(taken, id)
     else
-      local colon = string.find(value, ':', #epoch + 1, true)
-      local mark, owner = colon > #epoch + 1, string.sub(value, colon + 1)
-      local at, fresh = append_at(key_tok(s, id, choice), part[4], part[5])
-      if not fresh then
-        resend[#resend + 1] = {id, choice, at}
+      local key = prefix .. id .. (choice == 0 and ':0' or ':' .. choice)
+      local index, fresh = append_at(key, firsts[at], tokens[at])
+      if fresh == tokens[at] and index == firsts[at] and fresh ~= '' and not finishes[at] and not holding.is_marked then
+        local to = outgoing_to(taken, holding.owner)
+        to[#to + 1] = packed[at]
       else
-        local newly, ended = false, false
-        if finish ~= '' then newly, ended = finish_choice(s, id, choice, finish, part[7]) end
-        if fresh ~= '' or newly then
-          part[4], part[5] = at, fresh
-          if not newly then part[6] = '' end
-          local to = outgoing_to(owner)
-          to[#to + 1] = part
-        end
-        if mark and finish == '' then
-          -- The cancel was marked before this frame: it has had its one further iteration.
-          local to = outgoing_to(owner)
-          for _, last in ipairs(end_request(s, id, 'cancelled', 'cancelled', '')) do to[#to + 1] = last end
-          drop(id)
-          ended = true
-        end
+        local last = finishes[at]
+        local ended = take_unusual(s, taken, holding.owner, holding.is_marked, {
+          id = id, choice = choice, first = firsts[at], tokens = tokens[at], packed = packed[at], at = index,
+          fresh = fresh, finish = last and last[2] or '', detail = last and last[3] or '',
+        })
         if ended then held[id] = false end
       end
     end
   end
-  return resend, dropped, outgoing, owners
+  return taken
 end
 
 local function report(s, a)
-  local worker, seq, load, parts = a[1], a[2], a[10], a[11]
+  local worker, seq = a[1], a[2]
   local fenced, put_back = renew(s, worker)
   if fenced then return {1, {}, {}, 0, s.now} end
   update_board(s, worker, {
     seq = seq, last = a[3], credit = a[4], slots = a[5], draining = a[6], ordered = 0, total = a[7], size = a[8],
     context = a[9],
-  }, load)
-  local resend, dropped, outgoing, owners = take_parts(s, worker, parts)
-  for _, owner in ipairs(owners) do tell_router(s, owner, worker, seq, outgoing[owner]) end
+  }, a[10])
+  local taken = take_parts(s, worker, a[11], a[12], a[13], a[14], a[15], a[16], a[17])
+  for _, owner in ipairs(taken.owners) do tell_router(s, owner, worker, seq, taken.outgoing[owner]) end
   local claimed = claim_for(s, worker)
   if put_back then claim_all(s, {}, worker) end
-  return {0, resend, dropped, claimed, s.now}
+  return {0, taken.resend, taken.dropped, claimed, s.now}
 end
 
 -- Back to the queue at its rank, for other workers; only its holder of this epoch may.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from headrace.store import limits
 from headrace.store.interface import LEASE_MS
+from headrace.store.parts import pack_part
 from headrace.store.twin.queueing import Waiting, charge, dequeue, enqueue, refund, window
 from headrace.store.twin.slot import (
     WORKER,
@@ -123,7 +124,7 @@ def requeue(s: Slot, request_id: str, worker: str) -> bool:
     return True
 
 
-def end_request(s: Slot, request_id: str, state: str, reason: str, detail: str) -> list[list[object]]:
+def end_request(s: Slot, request_id: str, state: str, reason: str, detail: str) -> list[bytes]:
     """Makes a record terminal from any live state, gives its account back and starts its result's life.
 
     Choices without a finish get `reason`; their last parts are returned for the owner, who would else hear of no end.
@@ -134,12 +135,12 @@ def end_request(s: Slot, request_id: str, state: str, reason: str, detail: str) 
         dequeue(s, request_id)
     else:
         s.ks.hdel(s.keys.held(holder), request_id)
-    parts: list[list[object]] = []
+    parts: list[bytes] = []
     epoch = s.ks.hnum(record, "epoch")
     for choice in range(s.ks.hnum(record, "n")):
         if s.ks.hsetnx(record, f"f{choice}", reason):
             length = s.ks.strlen(s.keys.journal(request_id, choice)) // 4
-            parts.append([request_id, choice, epoch, length, b"", reason, detail])
+            parts.append(pack_part(request_id, choice, length, b"", reason, detail))
     s.ks.zrem(s.keys.own(owner), request_id)
     _settle(s, s.ks.hget(record, "tenant") or "", s.ks.hnum(record, "cost"))
     if epoch > 0:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from headrace.store.interface import LEASE_MS
 from headrace.store.keys import name_of
+from headrace.store.parts import pack_part
 from headrace.store.twin.binding import (
     claim_all,
     claim_for,
@@ -27,7 +28,44 @@ from headrace.store.twin.slot import (
 )
 
 Reply = list[object]
-PartArgument = tuple[str, int, int, int, bytes, str, str]
+
+
+@dataclass(frozen=True)
+class ReportCall:
+    """The argument list of `report`, by position. Parts stand in columns, so that the server unpacks few tables."""
+
+    worker: str
+    seq: int
+    last_inbox_id: str
+    credit_blocks: int
+    free_slots: int
+    draining: int
+    total_blocks: int
+    block_size: int
+    max_context: int
+    load: bytes
+    ids: list[str]
+    choices: list[int]
+    epochs: list[int]
+    firsts: list[int]
+    tokens: list[bytes]
+    packed: list[bytes]
+    """Each part as the delivery stream carries it."""
+    ends: list[tuple[int, str, str]]
+    """(column, finish, detail) of the parts that finish."""
+
+    def header(self) -> BoardHeader:
+        return BoardHeader(
+            self.seq,
+            self.last_inbox_id,
+            self.credit_blocks,
+            self.free_slots,
+            self.draining,
+            0,
+            self.total_blocks,
+            self.block_size,
+            self.max_context,
+        )
 
 
 @dataclass
@@ -36,25 +74,19 @@ class Taken:
 
     resend: list[Reply] = field(default_factory=list)
     dropped: list[str] = field(default_factory=list)
-    outgoing: dict[str, list[Reply]] = field(default_factory=dict)
+    outgoing: dict[str, list[bytes]] = field(default_factory=dict)
 
 
 def report(s: Slot, *argument: object) -> Reply:
-    worker, seq, last_inbox_id, credit, slots, draining, total, size, context, load, parts = argument
-    assert isinstance(worker, str)
-    assert isinstance(seq, int)
-    assert isinstance(load, bytes)
-    assert isinstance(parts, list)
+    call = ReportCall(*argument)  # type: ignore[arg-type]
+    worker = call.worker
     if is_fenced(s, WORKER, worker):
         return [1, [], [], 0, s.now]
     requeued = _renew(s, worker)
-    header = BoardHeader(
-        seq, str(last_inbox_id), *(int(str(v)) for v in (credit, slots, draining, 0, total, size, context))
-    )
-    _update_board(s, worker, header, load)
-    taken = _take_parts(s, worker, parts)
+    _update_board(s, worker, call.header(), call.load)
+    taken = _take_parts(s, call)
     for owner, outgoing in taken.outgoing.items():
-        tell_router(s, owner, worker, seq, outgoing)
+        tell_router(s, owner, worker, call.seq, outgoing)
     claimed = claim_for(s, worker)
     if requeued:
         claim_all(s, [], worker)
@@ -91,25 +123,30 @@ def _update_board(s: Slot, worker: str, header: BoardHeader, load: bytes) -> Non
         record_capacity(s)
 
 
-def _take_parts(s: Slot, worker: str, parts: list[PartArgument]) -> Taken:
+def _take_parts(s: Slot, call: ReportCall) -> Taken:
     """Fencing is one look at `held`: its value must begin with the part's epoch."""
     taken = Taken()
-    held = {part[0]: s.ks.hget(s.keys.held(worker), part[0]) for part in parts}
-    for part in parts:
-        request_id, epoch = part[0], f"{part[2]}:"
+    held = {request_id: s.ks.hget(s.keys.held(call.worker), request_id) for request_id in call.ids}
+    ends = {column: (finish, detail) for column, finish, detail in call.ends}
+    for column, request_id in enumerate(call.ids):
+        choice, epoch = call.choices[column], f"{call.epochs[column]}:"
+        finish, detail = ends.get(column, ("", ""))
         value = held[request_id]
         if value is None or not value.startswith(epoch):
             if request_id not in taken.dropped:
                 taken.dropped.append(request_id)
             continue
         mark, _, owner = value[len(epoch) :].partition(":")
-        fresh = _append(s, part, taken)
+        at, fresh = _append(s, s.keys.journal(request_id, choice), call.firsts[column], call.tokens[column])
         if fresh is None:
+            taken.resend.append([request_id, choice, at])
             continue
-        ended = _finish(s, part, fresh)
-        if fresh[4] or fresh[5]:
-            taken.outgoing.setdefault(owner, []).append(fresh)
-        if mark and not ended and not part[5]:
+        newly, ended = _finish(s, request_id, choice, finish, detail) if finish else (False, False)
+        if fresh or newly:
+            is_whole = len(fresh) == len(call.tokens[column]) and at == call.firsts[column] and newly == bool(finish)
+            told = call.packed[column] if is_whole else pack_part(request_id, choice, at, fresh, finish * newly, detail)
+            taken.outgoing.setdefault(owner, []).append(told)
+        if mark and not finish:
             # The cancel was marked before this frame: it has had its one further iteration.
             taken.outgoing.setdefault(owner, []).extend(end_request(s, request_id, "cancelled", "cancelled", ""))
             taken.dropped.append(request_id)
@@ -119,34 +156,26 @@ def _take_parts(s: Slot, worker: str, parts: list[PartArgument]) -> Taken:
     return taken
 
 
-def _append(s: Slot, part: PartArgument, taken: Taken) -> Reply | None:
-    """Appends what the journal lacks; the part as the router should get it, or None when it must be sent again."""
-    request_id, choice, epoch, first, tokens, finish, detail = part
-    key = s.keys.journal(request_id, choice)
+def _append(s: Slot, key: str, first: int, tokens: bytes) -> tuple[int, bytes | None]:
+    """Appends what the journal lacks: (index, tokens appended), or (its length, None) when it is shorter than `first`."""
     length = s.ks.strlen(key) // 4
     if first > length:
-        taken.resend.append([request_id, choice, length])
-        return None
+        return length, None
     fresh = tokens[(length - first) * 4 :]
     if fresh:
         s.ks.append(key, fresh)
-        return [request_id, choice, epoch, length, fresh, finish, detail]
-    return [request_id, choice, epoch, length, b"", finish, detail]
+    return length, fresh
 
 
-def _finish(s: Slot, part: PartArgument, fresh: Reply) -> bool:
-    """Records a choice's finish; True when it was the request's last. A repeated finish is taken out of the part."""
-    request_id, choice, _, _, _, finish, detail = part
-    if not finish:
-        return False
+def _finish(s: Slot, request_id: str, choice: int, finish: str, detail: str) -> tuple[bool, bool]:
+    """Records a choice's finish: (newly, it was the request's last)."""
     record = s.keys.request(request_id)
     if not s.ks.hsetnx(record, f"f{choice}", finish):
-        fresh[5] = ""
-        return False
+        return False, False
     if detail:
         s.ks.hset(record, {"detail": detail})
     if s.ks.hincrby(record, "left", -1) > 0:
-        return False
+        return True, False
     reasons = [s.ks.hget(record, f"f{index}") for index in range(s.ks.hnum(record, "n"))]
     state = "finished"
     if "failed" in reasons:
@@ -154,7 +183,7 @@ def _finish(s: Slot, part: PartArgument, fresh: Reply) -> bool:
     elif "cancelled" in reasons or "deadline" in reasons:
         state = "cancelled"
     end_request(s, request_id, state, finish, s.ks.hget(record, "detail") or "")
-    return True
+    return True, True
 
 
 def release(s: Slot, *argument: object) -> Reply:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from headrace.store import limits
 from headrace.store.keys import Keys, name_of
-from headrace.store.keyspace import Keyspace
+from headrace.store.keyspace import Fields, Keyspace
 
 WORKER = "w:"
 ROUTER = "r:"
@@ -141,14 +141,14 @@ def record_capacity(s: Slot) -> None:
 def tell_worker(s: Slot, worker: str, kind: str, request_id: str, price: int, epoch: int, owner: str) -> None:
     """One inbox entry; a worker without a lease has no inbox."""
     if s.ks.zscore(s.keys.lease, WORKER + worker) is not None:
-        fields: dict[str, object] = {"k": kind, "i": request_id, "p": str(price), "e": str(epoch), "o": owner}
+        fields: Fields = {"k": kind, "i": request_id, "p": str(price), "e": str(epoch), "o": owner}
         s.ks.xadd(s.keys.inbox(worker), s.now, fields)
 
 
-def tell_router(s: Slot, router: str, worker: str, seq: int, parts: list[list[object]]) -> None:
+def tell_router(s: Slot, router: str, worker: str, seq: int, parts: list[bytes]) -> None:
     """One entry per frame and owner; a router without a live lease has no stream."""
     if parts and s.ks.zscore(s.keys.lease, ROUTER + router) is not None:
-        s.ks.xadd(s.keys.out(router), s.now, {"w": worker, "s": str(seq), "p": parts}, limits.OUT_LENGTH)
+        s.ks.xadd(s.keys.out(router), s.now, {"w": worker, "s": str(seq), "p": b"".join(parts)}, limits.OUT_LENGTH)
 
 
 def incarnations(s: Slot, kind: str, name: str) -> list[str]:
