@@ -157,14 +157,25 @@ class Engine:
             self._statistics.prompt_tokens_total += generation.computed_to(work.start + work.count, now)
             if sampled is None:
                 continue
-            if fault := self._fault_of(sampled):
+            if fault := self._take_token(generation, sampled):
                 self._end_request(work.key.request_id, FinishReason.FAILED, fault)
-                continue
-            generation.accept(sampled.token_id)
-            if generation.finish is None:
+            elif generation.finish is None:
                 self._parts.append(generation.part())
             else:
                 self._end(generation, generation.finish)
+
+    def _take_token(self, generation: Generation, sampled: Sampled) -> str:
+        """Returns "" or, in a sentence, why this one request cannot go on."""
+        if sampled.fault:
+            return sampled.fault
+        if not 0 <= sampled.token_id < self._bounds.vocab_size:
+            return f"the sampler gave token {sampled.token_id}, outside the vocabulary of {self._bounds.vocab_size}"
+        try:
+            generation.accept(sampled.token_id)
+        except Exception as error:  # text of odd tokens is the one part of it that others' files decide
+            logger.exception("request %s cannot take token %d", generation.bound.request.id, sampled.token_id)
+            return f"token {sampled.token_id} cannot be taken: {type(error).__name__}: {error}"
+        return ""
 
     def _publish(self, plan: StepPlan, resets: int) -> Frame:
         frame = self._make_frame(plan)
@@ -193,12 +204,20 @@ class Engine:
         if objection := objection_to(bound, self._bounds, self._tokenizer):
             self._refuse(bound, objection)
             return
-        for choice in range(bound.request.n):
-            generation = Generation(bound, choice, next(self._ranks), self._bounds, self._tokenizer, self._clock())
+        try:
+            generations = [self._begin(bound, choice) for choice in range(bound.request.n)]
+        except Exception as error:
+            logger.exception("request %s cannot be started", bound.request.id)
+            self._refuse(bound, f"it cannot be started: {type(error).__name__}: {error}")
+            return
+        for generation in generations:
             if generation.finish is None:
                 self._roster.add(generation)
             else:  # an earlier holder had journaled its last token but not its end
                 self._parts.append(generation.part())
+
+    def _begin(self, bound: BoundRequest, choice: int) -> Generation:
+        return Generation(bound, choice, next(self._ranks), self._bounds, self._tokenizer, self._clock())
 
     def _refuse(self, bound: BoundRequest, detail: str) -> None:
         for choice in range(bound.request.n):
@@ -226,13 +245,6 @@ class Engine:
         self._parts.clear()
         self._last_inbox_id = NOTHING_SEEN
         self._draining = False
-
-    def _fault_of(self, sampled: Sampled) -> str:
-        if sampled.fault:
-            return sampled.fault
-        if not 0 <= sampled.token_id < self._bounds.vocab_size:
-            return f"the sampler gave token {sampled.token_id}, outside the vocabulary of {self._bounds.vocab_size}"
-        return ""
 
     def _note_progress(self) -> None:
         running = self._roster.state.running

@@ -4,6 +4,8 @@ shows it.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from headrace.frame import FinishReason
@@ -56,6 +58,38 @@ def test_unusable_logits_end_that_request_alone_with_all_its_choices(bad: Sample
     assert [client.finishes[("bad", choice)] for choice in range(3)] == [FinishReason.FAILED] * 3
     assert {client.details[("bad", choice)] for choice in range(3)} == {sentence}
     assert [len(client.tokens[("bad", choice)]) for choice in range(3)] == [4, 3, 3]
+
+
+class BrokenTokenizer:
+    """A tokenizer folder that promises more ids than it has text for."""
+
+    eos_token_ids = ()
+
+    def is_special(self, token_id: int) -> bool:
+        return False
+
+    def token_bytes(self, token_id: int) -> bytes:
+        raise KeyError(token_id)
+
+
+@pytest.mark.parametrize("journal", [(), ((7,),)])
+def test_a_token_without_text_fails_the_request_that_needs_its_text_and_no_other(
+    journal: tuple[tuple[int, ...], ...],
+) -> None:
+    engine = Engine(ScriptedRunner(64, 4), make_config(), BrokenTokenizer(), Ticks())
+    good = make_request("good", 5, 12)
+    engine.add(bind(make_request("bad", 5, 30, stop=("x",)), journal=journal))
+    engine.add(bind(good))
+    failed, client = [], Client()
+    while ("good", 0) not in client.finishes:
+        frame = engine.step()
+        failed += [part for part in frame.parts if part.request_id == "bad"]
+        client.take(replace(frame, parts=tuple(part for part in frame.parts if part.request_id == "good")))
+    assert client.answer("good") == solo_output(good)
+    assert [(part.finish, part.first_index) for part in failed] == [
+        (FinishReason.FAILED, len(journal[0]) if journal else 0)
+    ]
+    assert "KeyError" in failed[0].detail
 
 
 def test_a_failed_pass_ends_the_requests_in_it_and_no_other() -> None:
