@@ -1,9 +1,9 @@
 """Greedy float32 output of the engine, token by token, against what transformers' own `generate` answered.
 
-The references were made once by tests/fixtures/make_references.py. Whatever the engine does with a request (alone, in a
 The references were made once by tests/fixtures/make_references.py. Whatever the engine does with a request (alone, in
 a batch, in chunks of any size, preempted and recomputed), its tokens must be the reference's. They may part only
 where the reference itself was within NEAR_TIE of another token, and for at most one prompt.
+"""
 
 from __future__ import annotations
 
