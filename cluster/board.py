@@ -24,9 +24,8 @@ def read_board(redis_url: str, cluster_id: str, model: str) -> Board:
 
 
 async def _read(redis_url: str, cluster_id: str, model: str) -> Board:
-    from headrace.store.adapter import AsyncRedisStore
-
     from headrace.errors import Unavailable
+    from headrace.store.adapter import AsyncRedisStore
 
     try:
         async with asyncio.timeout(_TIMEOUT_S):

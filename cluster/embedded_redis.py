@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 _MAX_SOCKET_PATH_BYTES = 100
 """The kernel's `sockaddr_un` holds 107."""
 _POLL_S = 0.01
+_REAP_S = 10.0
 _LOG_TAIL_BYTES = 4_096
 
 
@@ -53,6 +54,8 @@ class EmbeddedRedis:
     def start(self, *, timeout_s: float = 30.0) -> None:
         """Returns once it has loaded its data and answers. Raises `StartFailed` with the server's own last word."""
         self._folder.mkdir(parents=True, exist_ok=True)
+        if self._process is not None:
+            self._process.wait(_REAP_S)  # one that has died
         _end_leftover(self._socket)
         # Its own session: a Ctrl-C in the terminal must reach the supervisor only, which then ends things in order.
         self._process = subprocess.Popen(
@@ -70,7 +73,8 @@ class EmbeddedRedis:
             raise
 
     def is_alive(self) -> bool:
-        return self._process is not None and self._process.poll() is None
+        # A process whose first thread is dead counts as dead, even before the kernel lets its parent reap it.
+        return self._process is not None and self._process.poll() is None and any(p.is_alive() for p in self.processes)
 
     def ping(self) -> bool:
         """Whether it has loaded its data and answers now."""

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from cluster.launch_order import Launch
 from cluster.processes import Process, end_all, wait_gone
+from cluster.ray_runtime import remove_folder
 from cluster.reporting import Event, read_events
 from cluster.state import ClusterState, StateFolder
 
@@ -77,6 +78,7 @@ def end_cluster(folder: StateFolder) -> ClusterState | None:
             process.send(signal.SIGKILL)
             wait_gone([process], 5.0)
     end_all(state.processes, 5.0)
+    remove_folder(state.ray_folder)
     if not folder.is_up():
         folder.clear()
     return state

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _POLL_S = 0.05
-_PR_SET_PDEATHSIG = 1
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
 
 @dataclass(frozen=True)
@@ -99,3 +99,8 @@ def die_with_parent() -> None:
     So not even `kill -9` of the parent leaves it behind.
     """
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+
+
+def adopt_orphans() -> None:
+    """Makes this process the parent of whatever its descendants leave behind, so that `descendants` misses nothing."""
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)

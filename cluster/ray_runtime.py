@@ -29,8 +29,10 @@ if TYPE_CHECKING:
 NAMESPACE = "headrace"
 _OBJECT_STORE_BYTES = 128 << 20
 """Tokens travel through Redis, so Ray's object store carries next to nothing."""
+_FOLDER_PREFIX = "headrace-ray-"
 _POLL_S = 0.1
 _END_GRACE_S = 5.0
+_END_ROUNDS = 3
 _SERVE_SHUTDOWN_S = 30.0
 
 
@@ -44,6 +46,11 @@ class RayRuntime:
         self._scratch: Path | None = None
         self._started_serve = False
         self._applications: tuple[str, ...] = ()
+
+    @property
+    def folder(self) -> str:
+        """Ray's temporary folder; "" for a cluster that was joined."""
+        return str(self._scratch or "")
 
     @property
     def is_private(self) -> bool:
@@ -61,7 +68,7 @@ class RayRuntime:
         try:
             if self._address is None:
                 # Ray puts unix sockets below this folder, in paths of up to 107 bytes: it must be short.
-                self._scratch = Path(tempfile.mkdtemp(prefix="hr-", dir="/tmp"))
+                self._scratch = Path(tempfile.mkdtemp(prefix=_FOLDER_PREFIX, dir="/tmp"))
                 ray.init(
                     address="local",
                     include_dashboard=False,
@@ -135,22 +142,23 @@ class RayRuntime:
             time.sleep(_POLL_S)
 
     def processes(self) -> dict[Process, str]:
-        """What this process has started for Ray, by short name; empty for a cluster that was joined."""
-        return descendants(os.getpid()) if self.is_private else {}
+        """What lives below this process, by short name; empty for a cluster that was joined."""
+        return {p: name for p, name in descendants(os.getpid()).items() if p.is_alive()} if self.is_private else {}
 
     def shut_down(self, keep: frozenset[Process] = frozenset()) -> None:
         """Ends the applications, then Ray if it is ours, then by pid what is left of it but for `keep`. Repeatable."""
-        started = {process for process in self.processes() if process not in keep}
         with contextlib.suppress(Exception):  # a broken Ray must not keep us from ending its processes
             self._shut_down_serve()
-        started |= {process for process in self.processes() if process not in keep}
         with contextlib.suppress(Exception):
             import ray
 
             ray.shutdown()
-        end_all(started, _END_GRACE_S)
-        if self._scratch is not None:
-            shutil.rmtree(self._scratch, ignore_errors=True)
+        # A worker process may be born while its parent ends, hence the look after the end.
+        for _ in range(_END_ROUNDS):
+            if not (left := self.processes().keys() - keep):
+                break
+            end_all(left, _END_GRACE_S)
+        remove_folder(self.folder)
 
     def _shut_down_serve(self) -> None:
         if self._started_serve:
@@ -160,6 +168,12 @@ class RayRuntime:
             if client is not None:
                 client.shutdown(timeout_s=_SERVE_SHUTDOWN_S)
             self._started_serve = False
+
+
+def remove_folder(folder: str) -> None:
+    """Removes a private instance's temporary folder, and no other."""
+    if Path(folder).name.startswith(_FOLDER_PREFIX):
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _prepare_environment(private: bool, threads: int) -> None:

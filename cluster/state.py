@@ -42,6 +42,8 @@ class ClusterState:
     log: str
     processes: tuple[Process, ...] = ()
     """Everything it has started, to be ended should the supervisor be gone."""
+    ray_folder: str = ""
+    """Ray's temporary folder, to be removed with it."""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

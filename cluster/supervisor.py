@@ -24,8 +24,8 @@ from cluster.embedded_redis import EmbeddedRedis
 from cluster.errors import OperatorError, StartFailed
 from cluster.launch_order import Launch
 from cluster.ports import answers, require_free
-from cluster.processes import Process, end_all
-from cluster.ray_runtime import RayRuntime
+from cluster.processes import Process, adopt_orphans, end_all
+from cluster.ray_runtime import RayRuntime, remove_folder
 from cluster.reporting import Reporter
 from cluster.settings import Settings
 from cluster.state import ClusterState, StateFolder, masked
@@ -73,8 +73,9 @@ class Supervisor:
     # ---- start ------------------------------------------------------------------------------------------------------
 
     def _start(self) -> ClusterState:
-        if (stale := self._folder.read()) is not None:
-            end_all(stale.processes, _STALE_GRACE_S)  # an earlier supervisor was killed and could not tidy up
+        if (stale := self._folder.read()) is not None:  # an earlier supervisor was killed and could not tidy up
+            end_all(stale.processes, _STALE_GRACE_S)
+            remove_folder(stale.ray_folder)
         state = self._describe()
         self._folder.write(state)
         with self._report.stage("ports"):
@@ -100,6 +101,7 @@ class Supervisor:
             workers=composition.workers,
             redis=masked(self._redis_url),
             processes=self._processes(),
+            ray_folder=self._ray.folder,
         )
         self._folder.write(state)
         return state
@@ -226,6 +228,7 @@ def _ignore_signals() -> None:
 
 
 def main() -> int:
+    adopt_orphans()
     _own_signals()
     launch = Launch.from_json(sys.stdin.read())
     return Supervisor(launch, Reporter(int(sys.argv[1]))).run()

@@ -88,7 +88,7 @@ def test_its_own_reason_is_told_when_it_cannot_start(tmp_path: Path) -> None:
     (folder / "appendonlydir").mkdir(parents=True)
     (folder / "appendonlydir" / "appendonly.aof.manifest").write_text("this is no manifest\n")
     server = EmbeddedRedis(folder)
-    with pytest.raises(StartFailed, match="embedded Redis ended at start: .*(AOF|manifest)"):
+    with pytest.raises(StartFailed, match=r"embedded Redis ended at start: .*(AOF|manifest)"):
         server.start(timeout_s=20)
     assert not server.processes
 

@@ -148,8 +148,9 @@ def test_weights_come_back_as_they_were(tmp_path: Path, architecture: str) -> No
     convert_gguf(write_gguf(tmp_path / "tiny.gguf", architecture=architecture), folder)
     expected = weights(architecture)
     with safe_open(folder / "model.safetensors", framework="pt") as stored:
-        assert set(stored.keys()) == set(expected)
-        for name in stored.keys():
+        names = list(stored.keys())
+        assert set(names) == set(expected)
+        for name in names:
             tensor = stored.get_tensor(name)
             assert str(tensor.dtype) == "torch.bfloat16"
             np.testing.assert_array_equal(tensor.float().numpy(), expected[name], err_msg=name)
@@ -323,7 +324,9 @@ def test_a_model_folder_is_taken_as_it_is_if_complete(gguf: Path, tmp_path: Path
     assert (found.path, found.name) == (folder.resolve(), "my-model")
 
 
-@pytest.mark.parametrize("spec", ["nonsense", "./nowhere", "/nowhere/at/all", "a/b/c", "missing.gguf", "~/nowhere-at-all"])
+@pytest.mark.parametrize(
+    "spec", ["nonsense", "./nowhere", "/nowhere/at/all", "a/b/c", "missing.gguf", "~/nowhere-at-all"]
+)
 def test_what_names_no_model_is_told_in_one_line(spec: str, tmp_path: Path) -> None:
     with pytest.raises(NoSuchModel) as caught:
         resolve_model(spec, tmp_path / "cache")

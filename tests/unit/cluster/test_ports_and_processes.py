@@ -113,3 +113,23 @@ def test_descendants_are_found_through_the_generations() -> None:
         child.kill()
         child.wait(5)
         child.stdout and child.stdout.close()
+
+
+def test_an_orphan_is_adopted_and_so_found() -> None:
+    code = """
+import os, subprocess, sys
+from cluster.processes import adopt_orphans, descendants, end_all
+adopt_orphans()
+child = '''
+import subprocess, sys
+sleeper = [sys.executable, "-c", "import time; time.sleep(60)"]
+print(subprocess.Popen(sleeper, stdout=subprocess.DEVNULL).pid)
+'''
+pid = int(subprocess.run([sys.executable, "-c", child], stdout=subprocess.PIPE, check=True).stdout)
+found = descendants(os.getpid())
+assert pid in {p.pid for p in found}, (pid, found)
+end_all(found, 2.0)
+assert not any(p.is_alive() for p in found)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=False)
+    assert done.returncode == 0, done.stderr

@@ -71,7 +71,12 @@ def test_what_workers_and_routers_are_told() -> None:
     engine = settings.engine_config("/m", "tiny", threads=3)
     assert (engine.kv_bytes, engine.num_blocks, engine.threads, engine.model_name) == (64 << 20, 100, 3, "tiny")
     router = settings.router_config("/m", "tiny", cluster_id="c", redis_url="unix:///r")
-    assert (router.result_ttl_ms, router.host, router.cluster_id, router.redis_url) == (5_000, "0.0.0.0", "c", "unix:///r")
+    assert (router.result_ttl_ms, router.host, router.cluster_id, router.redis_url) == (
+        5_000,
+        "0.0.0.0",
+        "c",
+        "unix:///r",
+    )
 
 
 def test_folders_follow_own_variable_then_xdg_then_home() -> None:
