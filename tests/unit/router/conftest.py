@@ -7,6 +7,7 @@ and the client is the real thing.
 from __future__ import annotations
 
 import json
+import math
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
@@ -113,8 +114,7 @@ class Reciter:
         self._batch: dict[str, Running] = {}
         self._last_inbox_id = "0-0"
         self._ended = threading.Event()
-        self._may_compute = threading.Event()
-        self._may_compute.set()
+        self._iterations_left: float = math.inf
         self._thread = threading.Thread(target=self._loop, name="reciter")
 
     def start(self) -> None:
@@ -127,15 +127,16 @@ class Reciter:
             self._thread.join(5)
             self.store.leave(self.worker)
 
-    def hold(self) -> None:
-        self._may_compute.clear()
+    def hold(self, after: int = 0) -> None:
+        """Computes so many iterations more, then only beats and takes from its inbox."""
+        self._iterations_left = after
 
     def go_on(self) -> None:
-        self._may_compute.set()
+        self._iterations_left = math.inf
 
     def _loop(self) -> None:
         while not self._ended.is_set():
-            computing = self._may_compute.is_set() and bool(self._batch)
+            computing = self._iterations_left > 0 and bool(self._batch)
             parts = [self._take(entry) for entry in self._inbox(0 if computing else 10)]
             ends = tuple(part for part in parts if part is not None)
             self._report(ends + (self._compute() if computing else ()))
@@ -157,6 +158,7 @@ class Reciter:
 
     def _compute(self) -> tuple[Part, ...]:
         self.iterations += 1
+        self._iterations_left -= 1
         if self.fail_next:
             parts = [running.end(FinishReason.FAILED, self.fail_next) for running in self._batch.values()]
             self.fail_next = ""

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from headrace.errors import Cancelled, DeadlineExceeded, Moved, RequestFailed, Unavailable
+from headrace.errors import Cancelled, Moved, RequestFailed, Unavailable
 from headrace.events import Delta, Event, Finished
 from headrace.frame import FinishReason
 from headrace.sampling import SamplingParams
@@ -99,6 +99,7 @@ async def test_while_the_store_is_away_new_calls_are_refused_and_running_ones_re
 async def test_leaving_the_stream_cancels_and_an_end_does_not(rig: Any) -> None:
     async with await rig.service.submit(_call(3)) as stream:
         await _read(stream)
+    rig.reciter.hold(after=3)
     async with await rig.service.submit(_call(400)) as stream:
         await anext(stream)
     await rig.idle()
@@ -148,14 +149,11 @@ async def test_an_admit_whose_reply_is_lost_is_the_same_request_when_asked_again
 async def test_what_the_store_calls_ours_and_nobody_reads_is_cancelled(
     rig: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rig.reciter.hold()
+    rig.reciter.hold(after=3)
     stream = await rig.service.submit(_call(400))
     rig.service._delivery.forget(stream.request_id)
-    rig.reciter.go_on()
-    rig.reciter.script = lambda prompt: [97] * 512
     await rig.idle()
-    status = await rig.store.status(stream.request_id)
-    assert status.state in ("cancelled", "finished")
+    assert (await rig.store.status(stream.request_id)).finishes == ("cancelled",)
 
 
 async def test_a_deadline_ends_a_request_that_runs(rig: Any) -> None:
@@ -163,8 +161,6 @@ async def test_a_deadline_ends_a_request_that_runs(rig: Any) -> None:
     async with await rig.service.submit(_call(deadline_ms=100)) as stream:
         events = await asyncio.wait_for(_read(stream), 10)
     assert events[-1].reason is FinishReason.DEADLINE
-    response_kind = DeadlineExceeded.status.http
-    assert response_kind == 504
 
 
 async def test_an_explicit_cancel_is_told_to_the_reader(rig: Any) -> None:

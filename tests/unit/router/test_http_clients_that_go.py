@@ -19,7 +19,7 @@ async def _open(rig: Any, body: dict[str, object]) -> tuple[asyncio.StreamReader
 
 
 async def test_closing_a_stream_cancels(rig: Any) -> None:
-    rig.reciter.script = lambda prompt: [97] * 512
+    rig.reciter.hold(after=3)
     async with rig.http.stream(
         "POST", "/v1/completions", json={"model": "reciter", "prompt": "x", "max_tokens": 500, "stream": True}
     ) as response:
@@ -29,6 +29,7 @@ async def test_closing_a_stream_cancels(rig: Any) -> None:
                 break
     await rig.idle()
     assert (await rig.store.status(request_id)).finishes == ("cancelled",)
+    assert rig.reciter.cancelled_at == {request_id: 3}
 
 
 async def test_going_during_a_call_without_a_stream_cancels(rig: Any) -> None:
@@ -37,7 +38,6 @@ async def test_going_during_a_call_without_a_stream_cancels(rig: Any) -> None:
     await rig.until(lambda: rig.service._delivery.open_streams == 1)
     await rig.until(lambda: rig.reciter.seen != [])
     writer.close()
-    rig.reciter.go_on()
     await rig.until(lambda: rig.reciter.cancelled_at != {})
     await rig.idle()
 
