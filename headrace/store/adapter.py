@@ -23,7 +23,7 @@ from headrace.codec import decode_tokens
 from headrace.errors import Unavailable
 from headrace.frame import Frame
 from headrace.store import calls
-from headrace.store.functions import library
+from headrace.store.functions import Library, library
 from headrace.store.interface import (
     Admit,
     Admitted,
@@ -109,11 +109,13 @@ def _full(call: Admit) -> Refused:
 class AsyncRedisStore:
     """The asynchronous store, as a router sees it. One event loop; safe for any number of tasks on it."""
 
-    def __init__(self, client: redis.asyncio.Redis, cluster_id: str, model: str) -> None:
+    def __init__(
+        self, client: redis.asyncio.Redis, cluster_id: str, model: str, functions: Library | None = None
+    ) -> None:
         self._client: Any = client
         self._model = model
         self._keys = Keys(cluster_id, model)
-        self._library = library()
+        self._library = functions or library()
 
     @classmethod
     def connect(cls, url: str, cluster_id: str, model: str) -> Self:
@@ -213,10 +215,10 @@ class AsyncRedisStore:
 class SyncRedisStore:
     """The synchronous store, as a worker's link sees it. Safe from any number of threads."""
 
-    def __init__(self, client: redis.Redis, cluster_id: str, model: str) -> None:
+    def __init__(self, client: redis.Redis, cluster_id: str, model: str, functions: Library | None = None) -> None:
         self._client: Any = client
         self._keys = Keys(cluster_id, model)
-        self._library = library()
+        self._library = functions or library()
 
     @classmethod
     def connect(cls, url: str, cluster_id: str, model: str) -> Self:

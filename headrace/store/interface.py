@@ -1,7 +1,7 @@
-"""The store's contract: one call per state change, each atomic, bounded, idempotent and safe to repeat (DESIGN, section 5).
+"""The store's contract: one call per state change, each atomic, bounded and safe to repeat (DESIGN section 5).
 
-Three parts implement it: the Lua functions run by Redis, their pure-Python twin, and the Redis adapter that carries arguments and
-replies between them. All times are milliseconds of the store's own clock; durations in arguments are relative to it.
+Three parts implement it: the Lua functions run by Redis, their pure-Python twin, and the Redis adapter that carries
+arguments and replies between them. All times are milliseconds of the store's own clock; durations in arguments are relative to it.
 A *worker* or *router* argument is an incarnation `<name>~<nonce>`: one life of one process.
 """
 
@@ -93,10 +93,10 @@ class Refused:
 class Reported:
     """What the store says to a frame or beat.
 
-    `fenced`: the incarnation lost its lease or was replaced: nothing was taken; it must empty itself and rejoin as a new
-    one. `resend`: parts whose `first_index` lies beyond the journal: send again from the index given. `dropped`: requests in
-    the frame that are not this worker's (ended, cancelled, re-bound): forget them. `claimed`: how many inbox entries the
-    call added for this worker (they are read from the inbox; the reply is only a hint).
+    `fenced`: the incarnation lost its lease or was replaced: nothing was taken; it must empty itself and rejoin as a
+    new one. `resend`: parts whose `first_index` lies beyond the journal: send again from the index given. `dropped`:
+    requests in the frame that are not this worker's (ended, cancelled, re-bound): forget them. `claimed`: how many
+    inbox entries the call added for this worker (they are read from the inbox; the reply is only a hint).
     """
 
     fenced: bool
@@ -136,8 +136,8 @@ class Swept:
 
 @dataclass(frozen=True)
 class InboxEntry:
-    """`kind` is `bind`, `cancel`, `owner` or `drain`. `bound` comes with `bind` when the record still exists (the adapter has read
-    record and journal), else None: the entry only counts as seen."""
+    """`kind` is `bind`, `cancel`, `owner` or `drain`. `bound` comes with `bind` while the request is still this worker's
+    at that epoch (the adapter has read record and journal), else None: the entry only counts as seen."""
 
     id: str
     kind: str
@@ -186,8 +186,8 @@ class RequestStatus:
 
 @dataclass(frozen=True)
 class BoardRow:
-    """One worker on the board. `credit_blocks` is credit as DESIGN defines it: the report's, less the price of inbox entries after
-    `last_inbox_id`, and 0 without free slots, when draining or without a live lease."""
+    """One worker on the board. `credit_blocks` is credit as DESIGN defines it: the report's, less the price of inbox
+    entries after `last_inbox_id`, and 0 without free slots, when draining or without a live lease."""
 
     worker: str
     load: LoadReport
@@ -216,10 +216,14 @@ class Store(Protocol):
 
     async def admit(self, call: Admit) -> Admitted | Refused: ...
     async def cancel(self, request_id: str, *, owner_epoch: int | None = None) -> State | None:
-        """Marks, tells the holder, ends it if it waits. None: unknown. With `owner_epoch` (a disconnect) a stale epoch does nothing."""
+        """Marks, tells the holder, ends it if it waits. None: unknown. With `owner_epoch` it is a disconnect, which has
+        the request's grace; one of a stale epoch does nothing."""
         ...
 
-    async def attach(self, request_id: str, router: str, tenant: str) -> Attached | None: ...
+    async def attach(self, request_id: str, router: str, tenant: str) -> Attached | None:
+        """Makes `router` the owner under a new owner epoch, also when it was already. None: unknown, or not this tenant's."""
+        ...
+
     async def end(self, request_id: str, state: State, detail: str) -> bool:
         """Ends one that never ran; False when it is unknown or already terminal."""
         ...
@@ -246,7 +250,7 @@ class SyncStore(Protocol):
     """What a worker's link calls from its own threads; every call has a socket timeout and raises `Unavailable`."""
 
     def report(self, worker: str, frame: Frame) -> Reported:
-        """A frame without parts is the beat. The first call of a new incarnation joins it and fences older ones of its name."""
+        """A frame without parts is the beat. The first call of a new incarnation joins it and fences older ones."""
         ...
 
     def inbox(self, worker: str, after_id: str, block_ms: int) -> tuple[InboxEntry, ...]: ...

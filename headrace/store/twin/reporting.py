@@ -157,7 +157,7 @@ def _take_parts(s: Slot, call: ReportCall) -> Taken:
 
 
 def _append(s: Slot, key: str, first: int, tokens: bytes) -> tuple[int, bytes | None]:
-    """Appends what the journal lacks: (index, tokens appended), or (its length, None) when it is shorter than `first`."""
+    """Appends what the journal lacks: (index, tokens appended); (its length, None) when it is shorter than `first`."""
     length = s.ks.strlen(key) // 4
     if first > length:
         return length, None
