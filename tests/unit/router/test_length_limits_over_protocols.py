@@ -6,7 +6,6 @@ import asyncio
 from typing import Any
 
 import grpc
-import pytest
 
 from headrace.v1 import inference_pb2 as pb
 
@@ -28,24 +27,30 @@ async def _verdict_grpc(rig: Any, prompt: list[int], max_tokens: int | None) -> 
     return end.completion_tokens, pb.FinishReason.Name(end.reason).removeprefix("FINISH_REASON_").lower()
 
 
-@pytest.mark.parametrize(
-    ("prompt", "max_tokens", "tokens"),
-    [
-        (L - 1, 1, 1),
-        (L - 10, None, 10),
-        (1, L - 1, L - 1),
-        (L - 1, 2, None),
-        (L, 1, None),
-        (L, 0, None),
-        (L + 1, 1, None),
-        (L + 1, None, None),
-        (4 * L, 1, None),
-        (10, L, None),
-        (10, 1_000_000, None),
-        (10, -1, None),
-    ],
-)
-async def test_the_context_edge(rig: Any, prompt: int, max_tokens: int | None, tokens: int | None) -> None:
+EDGES: list[tuple[int, int | None, int | None]] = [
+    (L - 1, 1, 1),
+    (L - 10, None, 10),
+    (1, L - 1, L - 1),
+    (L - 1, 2, None),
+    (L, 1, None),
+    (L, 0, None),
+    (L + 1, 1, None),
+    (L + 1, None, None),
+    (4 * L, 1, None),
+    (10, L, None),
+    (10, 1_000_000, None),
+    (10, -1, None),
+]
+"""(prompt tokens, max_tokens or missing, completion tokens or refused)"""
+
+
+async def test_the_context_edge(rig: Any) -> None:
+    for prompt, max_tokens, tokens in EDGES:
+        await _assert_same_verdict(rig, prompt, max_tokens, tokens)
+    await rig.idle()
+
+
+async def _assert_same_verdict(rig: Any, prompt: int, max_tokens: int | None, tokens: int | None) -> None:
     ids = [97] * prompt
     body: dict[str, object] = {"prompt": ids, "temperature": 0, "ignore_eos": True}
     if max_tokens is not None:
@@ -67,7 +72,6 @@ async def test_the_context_edge(rig: Any, prompt: int, max_tokens: int | None, t
         assert whole.json()["choices"][0]["finish_reason"] == "length"
         assert f'"completion_tokens":{tokens}' in streamed.text
         assert called == (tokens, "length")
-    await rig.idle()
 
 
 async def test_what_can_never_fit_the_pool_is_refused_at_once_and_others_run(rig: Any) -> None:
