@@ -1,7 +1,8 @@
 """The store's contract: one call per state change, each atomic, bounded and safe to repeat (DESIGN section 5).
 
 Three parts implement it: the Lua functions run by Redis, their pure-Python twin, and the Redis adapter that carries
-arguments and replies between them. All times are milliseconds of the store's own clock; durations in arguments are relative to it.
+arguments and replies between them. All times are milliseconds of the store's own clock; durations in arguments
+are relative to it.
 A *worker* or *router* argument is an incarnation `<name>~<nonce>`: one life of one process.
 """
 
@@ -136,8 +137,8 @@ class Swept:
 
 @dataclass(frozen=True)
 class InboxEntry:
-    """`kind` is `bind`, `cancel`, `owner` or `drain`. `bound` comes with `bind` while the request is still this worker's
-    at that epoch (the adapter has read record and journal), else None: the entry only counts as seen."""
+    """`kind` is `bind`, `cancel`, `owner` or `drain`. `bound` comes with `bind` while the request is still this
+    worker's at that epoch (the adapter has read record and journal), else None: the entry only counts as seen."""
 
     id: str
     kind: str
@@ -221,7 +222,8 @@ class Store(Protocol):
         ...
 
     async def attach(self, request_id: str, router: str, tenant: str) -> Attached | None:
-        """Makes `router` the owner under a new owner epoch, also when it was already. None: unknown, or not this tenant's."""
+        """Makes `router` the owner under a new owner epoch, also when it was already. None: unknown, or not
+        this tenant's."""
         ...
 
     async def end(self, request_id: str, state: State, detail: str) -> bool:

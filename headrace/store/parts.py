@@ -1,7 +1,7 @@
 """How a part stands in a router's delivery stream: a fixed header, then id, tokens, finish and detail.
 
 The worker's side packs each part once; the functions only check, append the tokens to the journal and join what is
-meant for one owner. Lua writes the same layout where a part has to be cut or an end has no frame (`lua/20_binding.lua`).
+meant for one owner. Lua writes the same layout where a part is cut or an end has no frame (`lua/20_binding.lua`).
 """
 
 from __future__ import annotations

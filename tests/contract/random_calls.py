@@ -110,7 +110,7 @@ class RandomCalls:
                 stale = int(r.random() < 0.03)
                 parts.append((request_id, choice, epoch - stale, first, tokens, finish, detail))
         if r.random() < 0.05:
-            parts.append((self._some_id(), 0, 1, 0, b"\1\0\0\0", "", ""))
+            parts.append((self._some_id(), 0, 0, 0, b"\1\0\0\0", "", ""))
         return parts
 
     def _some_id(self) -> str:
