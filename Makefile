@@ -34,7 +34,7 @@ run: setup ## start the embedded cluster, stream one answer, leave the cluster u
 	@echo
 	@echo "The cluster is up. Talk to it:"
 	@echo "  $(BIN)/headrace chat"
-	@echo "  curl -N http://127.0.0.1:8000/v1/chat/completions -d '{\"messages\":[{\"role\":\"user\",\"content\":\"Hello\"}],\"stream\":true}'"
+	@echo "  curl -N http://127.0.0.1:8000/v1/chat/completions -d '{\"model\":\"SmolLM2-135M-Instruct\",\"messages\":[{\"role\":\"user\",\"content\":\"Hello\"}],\"stream\":true}'"
 	@echo "  make stop     ends it"
 
 stop: setup ## end the cluster that `make run` started

