@@ -31,6 +31,8 @@ NEAR_TIE = 1e-3
 MAX_PARTED = 1
 BATCH = 32
 MAX_ITERATIONS = 20_000
+NEVER_PRODUCED = (0,)
+"""A stop id that occurs in no reference: so the engine must guess where outputs end."""
 FEW = (
     "one-token",
     "english-chat-system",
@@ -108,7 +110,9 @@ class Runs:
     def outputs(self, engine: Engine, cases: Sequence[Case]) -> tuple[list[tuple[int, ...]], Frame]:
         """Submits all cases at once; returns their tokens and the last frame."""
         for i, case in enumerate(cases):
-            params = SamplingParams(max_tokens=len(case.output), temperature=0.0, ignore_eos=True, seed=0)
+            params = SamplingParams(
+                max_tokens=len(case.output), temperature=0.0, seed=0, ignore_eos=True, stop_token_ids=NEVER_PRODUCED
+            )
             request = Request(f"r{i}", "equivalence", case.prompt, params)
             engine.add(BoundRequest(request, epoch=1, owner="router~1", inbox_id=f"1-{i}", journal=()))
         tokens: dict[str, list[int]] = {f"r{i}": [] for i in range(len(cases))}
@@ -118,7 +122,7 @@ class Runs:
             frame = engine.step()
             assert frame is not None, f"the engine idles with {len(unfinished)} requests unfinished"
             for part in frame.parts:
-                assert part.first_index == len(tokens[part.request_id])
+                assert part.first_index == len(tokens[part.request_id]), "a token is missing or came twice"
                 tokens[part.request_id] += part.token_ids
                 if part.finish is not None:
                     assert part.finish is FinishReason.LENGTH, part.detail
@@ -153,6 +157,11 @@ def filled(cases: Sequence[Case], size: int) -> list[Case]:
     return [cases[i % len(cases)] for i in range(size)]
 
 
+def teach_short_outputs(runs: Runs, engine: Engine) -> None:
+    """Finishes many one-token requests, so that the engine expects short outputs, over-commits and has to preempt."""
+    runs.outputs(engine, [Case("short", (504,), (0,), (1.0,))] * BATCH)
+
+
 def smallest_pool(cases: Sequence[Case], block_size: int = 16) -> int:
     """Blocks that hold the largest case and no more than a little beside it."""
     return max(-(-(len(case.prompt) + len(case.output)) // block_size) for case in cases) + 4
@@ -180,7 +189,9 @@ def test_in_chunks(runs: Runs, few: list[Case], chunk_tokens: int) -> None:
 
 
 def test_preempted_and_recomputed(runs: Runs, few: list[Case]) -> None:
-    outputs, frame = runs.outputs(runs.engine(num_blocks=smallest_pool(few)), few)
+    engine = runs.engine(num_blocks=smallest_pool(few))
+    teach_short_outputs(runs, engine)
+    outputs, frame = runs.outputs(engine, few)
     check(few, outputs)
     assert frame.load.preemptions_total > 0
     assert frame.load.held_blocks == 0
@@ -212,7 +223,9 @@ def test_all_in_batches_of_32(runs: Runs, cases: dict[str, Case], chunk_tokens: 
 @pytest.mark.timeout(900)
 def test_all_preempted_and_recomputed(runs: Runs, cases: dict[str, Case]) -> None:
     everything = list(cases.values())
-    outputs, frame = runs.outputs(runs.engine(num_blocks=smallest_pool(everything)), everything)
+    engine = runs.engine(num_blocks=smallest_pool(everything))
+    teach_short_outputs(runs, engine)
+    outputs, frame = runs.outputs(engine, everything)
     check(everything, outputs)
     assert frame.load.preemptions_total > 0
     assert frame.load.held_blocks == 0

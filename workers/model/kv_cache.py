@@ -64,6 +64,7 @@ def blocks_that_fit(budget_bytes: int, geometry: Geometry, block_size: int, dtyp
     block_bytes = block_size * geometry.kv_bytes_per_token(dtype.itemsize)
     if budget_bytes < block_bytes:
         raise memory.OutOfMemory(
-            f"no memory for a KV cache: one block takes {memory.gib(block_bytes)}, {memory.gib(max(budget_bytes, 0))} are left"
+            f"no memory for a KV cache: one block takes {memory.gib(block_bytes)}, "
+            f"{memory.gib(max(budget_bytes, 0))} are left"
         )
     return budget_bytes // block_bytes
