@@ -67,10 +67,6 @@ class RequestStream:
     def error(self) -> HeadraceError | None:
         return self._error
 
-    @property
-    def left(self) -> bool:
-        return self._left
-
     def accept(self, prompt_tokens: int) -> None:
         """The first event: the store has the request. Comes before any delta even if a frame overtook the reply."""
         self.admitted = True

@@ -13,6 +13,8 @@ from headrace.errors import BodyTooLarge, InvalidRequest
 MAX_DISCARDED_BYTES = 1 << 30
 MAX_DISCARD_S = 4.0
 """How much of an oversized body is read and thrown away so that its sender, still writing, gets to see the refusal."""
+MAX_BODY_S = 60.0
+"""A client that sends its body more slowly than this is not waited for."""
 MAX_REQUEST_ID_CHARS = 128
 
 
@@ -20,8 +22,23 @@ class ClientGone(Exception):
     """The client closed the connection: nobody is left to answer."""
 
 
-async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes:
-    """The whole body. Raises BodyTooLarge without keeping more than `limit` bytes, ClientGone when it is cut short."""
+class BodyTooSlow(Exception):
+    """The body did not arrive in time; HTTP's 408."""
+
+
+async def read_body(receive: Receive, limit: int) -> bytes:
+    """The whole body, within `MAX_BODY_S`.
+
+    Raises BodyTooLarge without keeping more than `limit` bytes, ClientGone when it is cut short, BodyTooSlow.
+    """
+    try:
+        async with asyncio.timeout(MAX_BODY_S):
+            return await _read_body(receive, limit)
+    except TimeoutError:
+        raise BodyTooSlow from None
+
+
+async def _read_body(receive: Receive, limit: int) -> bytes:
     chunks: list[bytes] = []
     size, started_s = 0, time.monotonic()
     more = True

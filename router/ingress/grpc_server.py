@@ -37,7 +37,6 @@ HEALTH_INTERVAL_S = 0.5
 DEFAULT_TENANT = "default"
 
 _OPTIONS = (
-    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.so_reuseport", 1),
     # Clients behind NAT ping idle connections; the library's default calls that abuse after two pings in five minutes.
@@ -184,7 +183,9 @@ class GrpcServer:
 
     def __init__(self, service: RouterService, host: str, port: int) -> None:
         self._service = service
-        self._server = grpc.aio.server(options=_OPTIONS)
+        # Well above the limit that the handler tells in our own words.
+        most_bytes = max(MAX_MESSAGE_BYTES, 2 * service.config.max_body_bytes)
+        self._server = grpc.aio.server(options=(*_OPTIONS, ("grpc.max_receive_message_length", most_bytes)))
         self._server.add_generic_rpc_handlers((_handlers(InferenceServicer(service)),))
         self._health = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)

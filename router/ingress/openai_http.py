@@ -22,6 +22,7 @@ from headrace.events import Accepted, Delta
 from headrace.wire import error_from_finish
 from router.delivery.stream import RequestStream
 from router.ingress.asgi_exchange import (
+    BodyTooSlow,
     ClientGone,
     EventStream,
     client_request_id,
@@ -52,10 +53,12 @@ class GenerationEndpoint:
         events = EventStream(send)
         try:
             client_id = client_request_id(scope)
-            raw = await read_body(scope, receive, self._service.config.max_body_bytes)
+            raw = await read_body(receive, self._service.config.max_body_bytes)
             await until_disconnect(receive, self._answer(raw, client_id, events, send))
         except ClientGone:
             return
+        except BodyTooSlow:
+            await respond(send, *plain_error(408, "the body did not arrive in time"))
         except HeadraceError as error:
             await _tell(error, events, send)
         except Exception:

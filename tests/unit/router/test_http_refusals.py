@@ -167,6 +167,14 @@ async def test_a_body_cut_short_is_nobodys_request(rig: Any) -> None:
     assert len(rig.reciter.seen) == 1
 
 
+async def test_a_body_that_never_comes_is_not_waited_for(rig: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("router.ingress.asgi_exchange.MAX_BODY_S", 0.05)
+    reader, writer = await asyncio.open_connection("127.0.0.1", int(rig.base_url.rsplit(":", 1)[1]))
+    writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 5000\r\n\r\n{")
+    assert (await asyncio.wait_for(reader.readline(), 5)).startswith(b"HTTP/1.1 408")
+    writer.close()
+
+
 @pytest.mark.parametrize("content_type", ["", "text/plain", "application/x-www-form-urlencoded"])
 async def test_json_is_taken_whatever_its_content_type_says(rig: Any, content_type: str) -> None:
     headers = {"content-type": content_type} if content_type else {}
