@@ -126,14 +126,16 @@ def as_row(part: Part) -> PartRow:
 
 
 def part_columns(rows: Sequence[PartRow]) -> Arguments:
-    """The last seven arguments of `report`: see `ReportCall`."""
+    """The last eight arguments of `report`: see `ReportCall`."""
+    packed = [pack_part(row[0], row[1], row[3], row[4], row[5], row[6]) for row in rows]
     return [
         [row[0] for row in rows],
         [row[1] for row in rows],
         [row[2] for row in rows],
         [row[3] for row in rows],
         [row[4] for row in rows],
-        [pack_part(row[0], row[1], row[3], row[4], row[5], row[6]) for row in rows],
+        b"".join(packed),
+        [len(one) for one in packed],
         [[column, row[5], row[6]] for column, row in enumerate(rows) if row[5]],
     ]
 

@@ -94,10 +94,6 @@ local PARSED = {
   end,
 }
 
-local function new_taken()
-  return {resend = {}, dropped = {}, is_dropped = {}, outgoing = {}, owners = {}}
-end
-
 local function drop(taken, id)
   if not taken.is_dropped[id] then
     taken.is_dropped[id] = true
@@ -105,79 +101,119 @@ local function drop(taken, id)
   end
 end
 
-local function outgoing_to(taken, owner)
-  local to = taken.outgoing[owner]
-  if not to then
-    to = {}
-    taken.outgoing[owner] = to
-    taken.owners[#taken.owners + 1] = owner
+-- What goes out of a frame. The worker sends its parts already joined; while all of them are usual and of one owner,
+-- that blob is the delivery as it stands. At the first that is not, it is cut: `spread` gives the ones before their place.
+local function new_outgoing(packed, sizes)
+  return {packed = packed, sizes = sizes, only = nil, lists = nil, owners = {}, starts = nil}
+end
+
+local function list_of(out, owner)
+  local list = out.lists[owner]
+  if not list then
+    list = {}
+    out.lists[owner] = list
+    out.owners[#out.owners + 1] = owner
   end
-  return to
+  return list
+end
+
+local function cut(out, at)
+  return string.sub(out.packed, out.starts[at], out.starts[at + 1] - 1)
+end
+
+-- `done` parts so far were usual and for `out.only`.
+local function spread(out, done)
+  if out.lists then return end
+  out.lists, out.starts = {}, {1}
+  for at = 1, #out.sizes do out.starts[at + 1] = out.starts[at] + out.sizes[at] end
+  if done == 0 then return end
+  local list = list_of(out, out.only)
+  for at = 1, done do list[at] = cut(out, at) end
+end
+
+local function send(s, out, worker, seq)
+  if not out.lists then
+    if out.only then tell_router(s, out.only, worker, seq, {out.packed}) end
+    return
+  end
+  for _, owner in ipairs(out.owners) do tell_router(s, owner, worker, seq, out.lists[owner]) end
 end
 
 -- What is not the usual "append these tokens": a finish, a mark, a part that is partly or wholly known, a gap.
 -- True when the request ended.
-local function take_unusual(s, taken, key, holding, part)
+local function take_unusual(s, taken, out, key, holding, part)
   local id, choice, finish = part.id, part.choice, part.finish
-  local at, fresh = append_missing(key, part.first, part.tokens)
+  local index, fresh = append_missing(key, part.first, part.tokens)
   if not fresh then
-    taken.resend[#taken.resend + 1] = {id, choice, at}
+    taken.resend[#taken.resend + 1] = {id, choice, index}
     return false
   end
   local newly, ended = false, false
   if finish ~= '' then newly, ended = finish_choice(s, id, choice, finish, part.detail) end
-  local to = outgoing_to(taken, holding.owner)
   if fresh ~= '' or newly then
-    local told = part.packed
-    if at ~= part.first or #fresh ~= #part.tokens or newly ~= (finish ~= '') then
-      told = pack_part(id, choice, at, fresh, newly and finish or '', part.detail)
+    local list = list_of(out, holding.owner)
+    if index ~= part.first or #fresh ~= #part.tokens or newly ~= (finish ~= '') then
+      list[#list + 1] = pack_part(id, choice, index, fresh, newly and finish or '', part.detail)
+    else
+      list[#list + 1] = cut(out, part.at)
     end
-    to[#to + 1] = told
   end
   if holding.is_marked and finish == '' then
     -- The cancel was marked before this frame: it has had its one further iteration.
-    for _, last in ipairs(end_request(s, id, 'cancelled', 'cancelled', '')) do to[#to + 1] = last end
+    local list = list_of(out, holding.owner)
+    for _, last in ipairs(end_request(s, id, 'cancelled', 'cancelled', '')) do list[#list + 1] = last end
     drop(taken, id)
     ended = true
   end
   return ended
 end
 
--- Fencing is one look at `held`: its value must begin with the part's epoch. The usual part costs one APPEND, whose
--- reply, the new length, tells whether it landed at the journal's exact end.
-local function take_parts(s, worker, ids, choices, epochs, firsts, tokens, packed, ends)
-  local taken = new_taken()
-  if #ids == 0 then return taken end
-  local held, parsed, prefix, call = held_values(s, worker, ids), setmetatable({}, PARSED), s.p .. 'tok:', call
+-- Whether the tokens landed at the journal's exact end: APPEND's reply, the new length, tells.
+local function lands(key, first, tokens)
+  local before = call('APPEND', key, tokens) - #tokens
+  if before == first * 4 then return true end
+  undo_append(key, before)
+  return false
+end
+
+-- Fencing is one look at `held`: its value must begin with the part's epoch. The usual part costs one APPEND.
+local function take_parts(s, worker, c)
+  local taken = {resend = {}, dropped = {}, is_dropped = {}}
+  local ids, choices, epochs, firsts, tokens = c.ids, c.choices, c.epochs, c.firsts, c.tokens
+  local out = new_outgoing(c.packed, c.sizes)
+  if #ids == 0 then return taken, out end
+  local held, parsed, prefix = held_values(s, worker, ids), setmetatable({}, PARSED), s.p .. 'tok:'
   local finishes = {}
-  for _, last in ipairs(ends) do finishes[last[1] + 1] = last end
+  for _, last in ipairs(c.ends) do finishes[last[1] + 1] = last end
   for at = 1, #ids do
-    local id, choice, value = ids[at], choices[at], held[ids[at]]
+    local id, choice, fresh, last = ids[at], choices[at], tokens[at], finishes[at]
+    local value = held[id]
     local holding = value and parsed[value]
     if not holding or holding.epoch ~= epochs[at] then
+      spread(out, at - 1)
       drop(taken, id)
     else
       local key = prefix .. id .. (choice == 0 and ':0' or ':' .. choice)
-      local fresh, last, landed = tokens[at], finishes[at], false
-      if not last and not holding.is_marked and fresh ~= '' then
-        local before = call('APPEND', key, fresh) - #fresh
-        landed = before == firsts[at] * 4
-        if not landed then undo_append(key, before) end
-      end
-      if landed then
-        local to = holding.to or outgoing_to(taken, holding.owner)
-        holding.to = to
-        to[#to + 1] = packed[at]
+      if not last and not holding.is_marked and fresh ~= '' and lands(key, firsts[at], fresh) then
+        local owner = holding.owner
+        if not out.lists and owner ~= (out.only or owner) then spread(out, at - 1) end
+        if out.lists then
+          local list = list_of(out, owner)
+          list[#list + 1] = cut(out, at)
+        else
+          out.only = owner
+        end
       else
-        local ended = take_unusual(s, taken, key, holding, {
-          id = id, choice = choice, first = firsts[at], tokens = fresh, packed = packed[at],
+        spread(out, at - 1)
+        local ended = take_unusual(s, taken, out, key, holding, {
+          at = at, id = id, choice = choice, first = firsts[at], tokens = fresh,
           finish = last and last[2] or '', detail = last and last[3] or '',
         })
         if ended then held[id] = nil end
       end
     end
   end
-  return taken
+  return taken, out
 end
 
 local function report(s, a)
@@ -188,8 +224,11 @@ local function report(s, a)
     seq = seq, last = a[3], credit = a[4], slots = a[5], draining = a[6], ordered = 0, total = a[7], size = a[8],
     context = a[9],
   }, a[10])
-  local taken = take_parts(s, worker, a[11], a[12], a[13], a[14], a[15], a[16], a[17])
-  for _, owner in ipairs(taken.owners) do tell_router(s, owner, worker, seq, taken.outgoing[owner]) end
+  local taken, out = take_parts(s, worker, {
+    ids = a[11], choices = a[12], epochs = a[13], firsts = a[14], tokens = a[15], packed = a[16], sizes = a[17],
+    ends = a[18],
+  })
+  send(s, out, worker, seq)
   local claimed = claim_for(s, worker)
   if put_back then claim_all(s, {}, worker) end
   return {0, taken.resend, taken.dropped, claimed, s.now}

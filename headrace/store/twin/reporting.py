@@ -49,10 +49,16 @@ class ReportCall:
     epochs: list[int]
     firsts: list[int]
     tokens: list[bytes]
-    packed: list[bytes]
-    """Each part as the delivery stream carries it."""
+    packed: bytes
+    """The parts as the delivery stream carries them, joined."""
+    sizes: list[int]
+    """Bytes of each in `packed`."""
     ends: list[tuple[int, str, str]]
     """(column, finish, detail) of the parts that finish."""
+
+    def packed_part(self, column: int) -> bytes:
+        start = sum(self.sizes[:column])
+        return self.packed[start : start + self.sizes[column]]
 
     def header(self) -> BoardHeader:
         return BoardHeader(
@@ -75,6 +81,10 @@ class Taken:
     resend: list[Reply] = field(default_factory=list)
     dropped: list[str] = field(default_factory=list)
     outgoing: dict[str, list[bytes]] = field(default_factory=dict)
+
+    def drop(self, request_id: str) -> None:
+        if request_id not in self.dropped:
+            self.dropped.append(request_id)
 
 
 def report(s: Slot, *argument: object) -> Reply:
@@ -133,8 +143,7 @@ def _take_parts(s: Slot, call: ReportCall) -> Taken:
         finish, detail = ends.get(column, ("", ""))
         value = held[request_id]
         if value is None or not value.startswith(epoch):
-            if request_id not in taken.dropped:
-                taken.dropped.append(request_id)
+            taken.drop(request_id)
             continue
         mark, _, owner = value[len(epoch) :].partition(":")
         at, fresh = _append(s, s.keys.journal(request_id, choice), call.firsts[column], call.tokens[column])
@@ -144,12 +153,16 @@ def _take_parts(s: Slot, call: ReportCall) -> Taken:
         newly, ended = _finish(s, request_id, choice, finish, detail) if finish else (False, False)
         if fresh or newly:
             is_whole = len(fresh) == len(call.tokens[column]) and at == call.firsts[column] and newly == bool(finish)
-            told = call.packed[column] if is_whole else pack_part(request_id, choice, at, fresh, finish * newly, detail)
+            told = (
+                call.packed_part(column)
+                if is_whole
+                else pack_part(request_id, choice, at, fresh, finish * newly, detail)
+            )
             taken.outgoing.setdefault(owner, []).append(told)
         if mark and not finish:
             # The cancel was marked before this frame: it has had its one further iteration.
             taken.outgoing.setdefault(owner, []).extend(end_request(s, request_id, "cancelled", "cancelled", ""))
-            taken.dropped.append(request_id)
+            taken.drop(request_id)
             ended = True
         if ended:
             held[request_id] = None
