@@ -29,7 +29,7 @@ async def test_closing_a_stream_cancels(rig: Any) -> None:
                 break
     await rig.idle()
     assert (await rig.store.status(request_id)).finishes == ("cancelled",)
-    assert rig.reciter.cancelled_at == {request_id: 3}
+    assert rig.reciter.cancelled_at[request_id] <= 3
 
 
 async def test_going_during_a_call_without_a_stream_cancels(rig: Any) -> None:
