@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cluster.errors import StartFailed
-from cluster.processes import Process, die_with_parent, end_all
+from cluster.processes import Process, die_with_parent, end_all, wait_gone
 
 if TYPE_CHECKING:
     import redis
@@ -90,14 +90,13 @@ class EmbeddedRedis:
         """Writes what is buffered and ends the process; by signal if it does not obey. Safe to repeat."""
         import redis
 
-        process = self._process
-        if process is not None and self.is_alive():
+        if self.is_alive():
             with contextlib.suppress(redis.RedisError), _client(self._socket) as client:
                 client.shutdown(nosave=True)  # the AOF is the data; no snapshot is wanted beside it
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(timeout_s)
+            wait_gone(self.processes, timeout_s)
             end_all(self.processes, timeout_s)
-            process.wait(timeout_s)
+        if self._process is not None:
+            self._process.wait(_REAP_S)
         _remove_socket(self._socket, self._folder)
 
     def _wait_until_it_answers(self, timeout_s: float) -> None:
