@@ -13,6 +13,7 @@ from ray import serve
 
 from headrace.chat_template import ChatTemplate
 from headrace.errors import HeadraceError
+from headrace.logs import configure_logs
 from headrace.store.adapter import AsyncRedisStore
 from headrace.store.interface import Store
 from headrace.tokenizer import Tokenizer
@@ -20,7 +21,6 @@ from router.config import RouterConfig
 from router.ingress.grpc_server import GrpcServer
 from router.ingress.http_server import HttpServer
 from router.ingress.openai_http import build_app
-from router.logs import configure_logs
 from router.service import RouterService
 
 MOVED_NOTICE_S = 1.0

@@ -35,7 +35,7 @@ from workers.step_statistics import StepStatistics
 if TYPE_CHECKING:
     from headrace.tokenizer import Tokenizer
 
-logger = logging.getLogger("headrace.engine")
+logger = logging.getLogger(__name__)
 
 MAX_DEVICE_FAULTS = 3
 """Forward passes that may fail in a row before the engine gives up and lets its health fail."""

@@ -25,7 +25,7 @@ from headrace.frame import Frame, Part
 from headrace.request import BoundRequest
 from headrace.store.interface import InboxEntry, SyncStore
 
-logger = logging.getLogger("headrace.link")
+logger = logging.getLogger(__name__)
 
 BEAT_S = 0.5
 """Longest silence of a healthy worker; a sixth of the lease."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from ray import serve
 
 from headrace.errors import HeadraceError
+from headrace.logs import configure_logs
 from headrace.store.adapter import SyncRedisStore
 from headrace.store.interface import LEASE_MS
 from headrace.store.keys import incarnation
@@ -20,7 +21,7 @@ from workers.engine import Engine
 from workers.link import Link
 from workers.model.loader import load_runner
 
-logger = logging.getLogger("headrace.worker")
+logger = logging.getLogger(__name__)
 
 JOIN_TIMEOUT_S = 30.0
 
@@ -42,7 +43,8 @@ class WorkerReady:
 class Worker:
     """Takes its work from the store, never from a Serve handle: the handle only asks whether it is ready."""
 
-    async def __init__(self, config: EngineConfig, redis_url: str, cluster_id: str) -> None:
+    async def __init__(self, config: EngineConfig, redis_url: str, cluster_id: str) -> None:  # type: ignore[misc]
+        configure_logs()
         replica = serve.get_replica_context().replica_id.unique_id
         self._name = f"worker-{replica[:8]}"
         self._progress = (0, time.monotonic())

@@ -8,8 +8,8 @@ import logging
 import pytest
 
 from headrace.errors import InvalidRequest
+from headrace.logs import MAX_VALUE_CHARS, JsonFormatter
 from router.ingress.asgi_exchange import checked_request_id
-from router.logs import MAX_VALUE_CHARS, JsonFormatter
 from router.request_id import mint_request_id
 
 

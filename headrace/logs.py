@@ -1,6 +1,6 @@
 """Structured logs: one JSON object a line, with the request id where there is one, and never a prompt or its answer.
 
-Nothing in the router hands text or token ids to a logger; `extra` fields are ids, counts and durations.
+Nothing in router or worker hands text or token ids to a logger; `extra` fields are ids, counts and durations.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ class JsonFormatter(logging.Formatter):
 
 
 def configure_logs(level: int = logging.INFO) -> None:
-    """Sends `router` and `headrace` logs to stderr as JSON; other libraries' loggers are left alone. Safe to repeat."""
+    """Sends our packages' logs to stderr as JSON; other libraries' loggers are left alone. Safe to repeat."""
     handler = logging.StreamHandler()
     handler.setFormatter(JsonFormatter())
-    for name in ("router", "headrace"):
+    for name in ("headrace", "router", "workers"):
         logger = logging.getLogger(name)
         logger.handlers[:] = [handler]
         logger.setLevel(level)
