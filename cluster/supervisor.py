@@ -62,7 +62,7 @@ class Supervisor:
                 state = self._start()
                 self._report.ready(state.to_json())
                 self._watch()
-        except StopRequested:
+        except (StopRequested, SystemExit):  # the latter where Ray's own SIGTERM handler was in place for a moment
             self._report.failed("stopped before it was ready")
             return 0
         except (OperatorError, HeadraceError) as error:
