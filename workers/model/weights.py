@@ -21,6 +21,7 @@ from workers.config import DTYPES, EngineConfig
 from workers.model import memory
 from workers.model.geometry import Geometry, read_geometry
 from workers.model.identity import has_amx, has_bf16
+from workers.model.packing import can_pack, pack_linears
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,8 @@ def load_model(config: EngineConfig) -> LoadedModel:
     geometry = read_geometry(hf_config, config.max_context)
     memory.require(f"the weights of {config.model_name}", _weight_bytes(folder, dtype), device)
     module = _load_module(folder, hf_config, dtype, device)
+    if can_pack(device, dtype):
+        pack_linears(module)
     return LoadedModel(module, geometry, device, dtype, _eos_token_ids(folder))
 
 
