@@ -1,7 +1,8 @@
 """bfloat16 linear layers for CPUs with their weights laid out once, the way oneDNN's kernels read them.
 
-Stock `nn.Linear` rearranges its weight in every call, which at a few rows costs more than the product: at 1 to 32 rows the
-packed layers of a 135M model run 1.4 to 2 times faster, with the same bits but for large chunks. float32 gains nothing.
+Stock `nn.Linear` rearranges its weight in every call, which at a few rows costs more than the product: at 1 to 32 rows
+the packed layers of a 135M model run 1.4 to 2 times faster, with the same bits but for large chunks. float32 gains
+nothing.
 """
 
 from __future__ import annotations
