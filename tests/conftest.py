@@ -86,7 +86,7 @@ def running_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runnin
     state_dir = tmp_path_factory.mktemp("state")
     grpc_port, http_port = free_port(), free_port()
     up = run_cli(
-        state_dir, "up", "--detach", "--json", "--workers", "2", "--dtype", "float32", "--kv-blocks", "640",
+        state_dir, "up", "--detach", "--json", "--workers", "2", "--dtype", "float32", "--kv-blocks", "640", "--max-context", "2048",
         "--grpc-port", str(grpc_port), "--http-port", str(http_port), timeout_s=180,
     )  # fmt: skip
     if up.returncode != 0:

@@ -65,12 +65,12 @@ async def test_two_hundred_streams_at_once(running_cluster) -> None:
 
 @pytest.mark.parametrize("way", ["grpc", "http-stream", "http-whole"])
 async def test_a_client_that_goes_away_cancels(running_cluster, way: str) -> None:
-    """The request would run for 2,000 tokens; it must end soon after its client has gone."""
-    body = {"model": "SmolLM2-135M-Instruct", "prompt": "Once upon a time", "max_tokens": 2000, "ignore_eos": True}
+    """The request would run for 1,900 tokens; it must end soon after its client has gone."""
+    body = {"model": "SmolLM2-135M-Instruct", "prompt": "Once upon a time", "max_tokens": 1900, "ignore_eos": True}
     before = sum(w["output_tokens_total"] for w in cluster_status(running_cluster)["workers"])
     if way == "grpc":
         async with AsyncClient(running_cluster.grpc_address) as client:
-            stream = client.generate(body["prompt"], max_tokens=2000, ignore_eos=True)
+            stream = client.generate(body["prompt"], max_tokens=1900, ignore_eos=True)
             async for _ in stream:
                 break
             stream.close()
@@ -97,7 +97,7 @@ async def test_explicit_cancel_ends_the_stream_with_its_reason(running_cluster) 
     from headrace.errors import Cancelled
 
     async with AsyncClient(running_cluster.grpc_address) as client:
-        stream = client.generate("Once upon a time", max_tokens=2000, ignore_eos=True)
+        stream = client.generate("Once upon a time", max_tokens=1900, ignore_eos=True)
         taken = 0
         request_id = (await stream.accepted()).request_id
 
@@ -119,5 +119,5 @@ async def test_deadline_ends_a_request_wherever_it_is(running_cluster) -> None:
 
     async with AsyncClient(running_cluster.grpc_address) as client:
         with pytest.raises(DeadlineExceeded):
-            await client.generate("Once upon a time", max_tokens=4000, ignore_eos=True, timeout_s=1.0).text()
+            await client.generate("Once upon a time", max_tokens=1900, ignore_eos=True, timeout_s=1.0).text()
     assert_idle(running_cluster)
