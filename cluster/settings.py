@@ -132,6 +132,7 @@ class Settings(BaseModel):
             host=self.host,
             grpc_port=self.grpc_port,
             http_port=self.http_port,
+            max_context=self.max_context,
             result_ttl_ms=self.result_ttl_s * 1_000,
             tenant_cap_tokens=self.tenant_cap_tokens,
             global_cap_tokens=self.global_cap_tokens,

@@ -17,6 +17,8 @@ class RouterConfig:
     host: str = "127.0.0.1"
     grpc_port: int = 50051
     http_port: int = 8000
+    max_context: int | None = None
+    """Tokens of prompt and output together; None: the model's own."""
     max_body_bytes: int = 8 << 20
     result_ttl_ms: int = 60_000
     tenant_cap_tokens: int = 0

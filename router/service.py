@@ -69,7 +69,8 @@ class RouterService:
     def __init__(self, config: RouterConfig, store: Store, tokenizer: Tokenizer, template: ChatTemplate) -> None:
         self.config = config
         self.metrics = RouterMetrics(config.model_name)
-        self.limits = ModelLimits(config.model_name, tokenizer.vocab_size, tokenizer.max_context)
+        max_context = min(tokenizer.max_context, config.max_context or tokenizer.max_context)
+        self.limits = ModelLimits(config.model_name, tokenizer.vocab_size, max_context)
         self.started_unix_s = int(time.time())
         self._store = store
         self._prompts = PromptEncoder(tokenizer, template, config.tokenizer_threads)
