@@ -21,7 +21,8 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || { echo "make: the venv module is missing: apt-get install python3-venv"; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "make: installing (once; torch and ray are large, this takes a minute or two) …"
-	@$(BIN)/python -m pip install --quiet --progress-bar on -c constraints.txt -e '.[$(EXTRAS)]' 2>&1 | grep -v '^WARNING: Location' ; exit $${PIPESTATUS[0]}
+	@$(BIN)/python -m pip install -c constraints.txt -e '.[$(EXTRAS)]' 2>&1 \
+	  | $(PYTHON) .ci/pip_progress.py $$(grep -c . constraints.txt); exit $${PIPESTATUS[0]}
 	@touch $@
 
 run: setup ## start the embedded cluster, stream one answer, leave the cluster up
