@@ -47,6 +47,8 @@ CALL_TIMEOUT_S = 2.0
 CONNECT_TIMEOUT_S = 2.0
 MAX_BLOCK_MS = 2_000
 """A blocking read comes back at least this often, so that a dead connection is noticed."""
+MAX_CONNECTIONS = 32
+"""Of one router. The server answers one command at a time, so more calls than that wait here rather than there."""
 INBOX_COUNT = 64
 DELIVERY_COUNT = 128
 SCAN_COUNT = 512
@@ -122,8 +124,11 @@ class AsyncRedisStore:
         """`url` is redis://, rediss:// or unix://. Opens nothing yet: connections are made, and the functions loaded,
         by the first calls that need them. Raises Unavailable for a URL that is none of these."""
         with _translated():
-            client = redis.asyncio.Redis.from_url(url, **_options(AsyncRetry(NoBackoff(), 1)))
-        return cls(client, cluster_id, model)
+            # The plain pool refuses the call that finds no connection free; in this one it waits its turn.
+            pool = redis.asyncio.BlockingConnectionPool.from_url(
+                url, max_connections=MAX_CONNECTIONS, timeout=CALL_TIMEOUT_S, **_options(AsyncRetry(NoBackoff(), 1))
+            )
+        return cls(redis.asyncio.Redis.from_pool(pool), cluster_id, model)
 
     async def _load(self) -> None:
         await self._client.execute_command("FUNCTION", "LOAD", "REPLACE", self._library.source)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -9,7 +10,7 @@ import pytest
 
 from headrace.errors import Unavailable
 from headrace.frame import Frame, Part
-from headrace.store.adapter import AsyncRedisStore, SyncRedisStore, check_server
+from headrace.store.adapter import MAX_CONNECTIONS, AsyncRedisStore, SyncRedisStore, check_server
 from headrace.store.interface import Admitted, Refusal, Refused
 from tests.contract.servers import Server, binaries
 from tests.contract.slots import CLUSTER, MODEL
@@ -59,6 +60,15 @@ async def test_a_kill_of_the_server_loses_nothing_acknowledged(own_server: Serve
     assert (census.waiting + census.bound, census.stray_keys) == (20, 0)
     await store.close()
     link.close()
+
+
+async def test_any_number_of_calls_at_once_are_answered_over_a_bounded_number_of_connections(own_server: Server) -> None:
+    store = AsyncRedisStore.connect(own_server.url, CLUSTER, MODEL)
+    await store.sweep(ROUTER)
+    assert await asyncio.gather(*(store.status(f"q{at}") for at in range(400))) == [None] * 400
+    with own_server.client() as client:
+        assert len(client.client_list()) <= MAX_CONNECTIONS + 1
+    await store.close()
 
 
 async def test_only_admit_is_refused_when_memory_is_full(own_server: Server) -> None:
