@@ -19,6 +19,7 @@ from grpc_reflection.v1alpha import reflection
 
 from headrace.errors import BodyTooLarge, HeadraceError, InvalidRequest, UnknownRequest
 from headrace.events import Finished
+from headrace.undecodable import undecodable
 from headrace.v1 import inference_pb2 as pb
 from headrace.wire import (
     MAX_MESSAGE_BYTES,
@@ -96,8 +97,7 @@ class InferenceServicer:
         try:
             return kind.FromString(raw)
         except DecodeError:
-            name = kind.DESCRIPTOR.full_name
-            raise InvalidRequest(f"the message is not a valid {name}; text must be UTF-8") from None
+            raise undecodable(kind, raw) from None
 
     async def _stream(self, call: Call, context: Context) -> None:
         async with await self._service.submit(call) as stream:

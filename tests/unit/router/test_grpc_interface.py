@@ -59,10 +59,20 @@ async def test_an_unknown_model_is_not_found(rig: Any) -> None:
 
 async def test_bytes_that_are_no_message_are_the_callers_fault(rig: Any) -> None:
     method = rig.channel.unary_stream(f"/{SERVICE}/Generate")
-    for raw in (b"\xff\xff\xff", b"\x12\x02\xff\xfe", b"\x0a\x7f"):
+    for raw in (b"\xff\xff\xff", b"\x0a\x7f"):
         code, message, _ = await _refusal(method(raw))
         assert code is grpc.StatusCode.INVALID_ARGUMENT
         assert "not a valid headrace.v1.GenerateRequest" in message
+
+
+async def test_text_that_is_not_utf8_is_refused_by_the_name_of_its_field(rig: Any) -> None:
+    good = pb.GenerateRequest(text="x", sampling=pb.SamplingParams(stop=["ok", "?!"])).SerializeToString()
+    method = rig.channel.unary_stream(f"/{SERVICE}/Generate")
+    for raw, field in ((b"\x12\x02\xff\xfe", "prompt"), (good.replace(b"?!", b"\xff\xfe"), "stop[1]")):
+        code, _, metadata = await _refusal(method(raw))
+        assert code is grpc.StatusCode.INVALID_ARGUMENT
+        assert metadata["headrace-field"] == field
+    assert rig.reciter.seen == []
 
 
 async def test_a_message_that_is_too_large(rig: Any) -> None:
