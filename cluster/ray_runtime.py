@@ -179,6 +179,8 @@ def remove_folder(folder: str) -> None:
 def _prepare_environment(private: bool, threads: int) -> None:
     """Ray reads these when it is imported, and hands them on to every process it starts."""
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    # Ray nices its workers to 15, and with them our engines behind anything else on the machine.
+    os.environ.setdefault("RAY_worker_niceness", "0")
     # Ray sets this to 1 for actors without booked CPUs, unless it is set.
     os.environ["OMP_NUM_THREADS"] = str(max(1, threads))
     if private:

@@ -80,20 +80,25 @@ def run_cli(state_dir: Path, *arguments: str, timeout_s: float = 120.0) -> subpr
     )
 
 
-@pytest.fixture(scope="session")
-def running_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningCluster]:
-    """Started once for all tests marked `cluster`, ended by pid at the end."""
-    state_dir = tmp_path_factory.mktemp("state")
-    grpc_port, http_port = free_port(), free_port()
-    up = run_cli(
-        state_dir, "up", "--detach", "--json", "--workers", "2", "--dtype", "float32", "--kv-blocks", "640", "--max-context", "2048",
-        "--grpc-port", str(grpc_port), "--http-port", str(http_port), timeout_s=180,
-    )  # fmt: skip
+def start_cluster(state_dir: Path, *options: str) -> Iterator[RunningCluster]:
+    """`headrace up` on free ports with its state in `state_dir`; `headrace down` when the iterator is closed."""
+    ports = {"--grpc-port": free_port(), "--http-port": free_port()}
+    flags = [text for flag, port in ports.items() for text in (flag, str(port))]
+    up = run_cli(state_dir, "up", "--detach", "--json", *options, *flags, timeout_s=240)
     if up.returncode != 0:
         raise RuntimeError(f"headrace up failed ({up.returncode}): {up.stderr[-4000:]} {up.stdout[-2000:]}")
     info = json.loads(up.stdout.strip().splitlines()[-1])
     try:
-        yield RunningCluster("default", state_dir, grpc_port, http_port, info)
+        yield RunningCluster("default", state_dir, ports["--grpc-port"], ports["--http-port"], info)
     finally:
         down = run_cli(state_dir, "down")
         assert down.returncode == 0, down.stderr
+
+
+@pytest.fixture(scope="session")
+def running_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningCluster]:
+    """Two workers; started once for all tests marked `cluster`, ended by pid at the end."""
+    yield from start_cluster(
+        tmp_path_factory.mktemp("state"),
+        *("--workers", "2", "--dtype", "float32", "--kv-blocks", "640", "--max-context", "2048"),
+    )

@@ -3,46 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import time
-from collections.abc import Callable
 
 import httpx
 import pytest
 
 from headrace import AsyncClient
+from tests.integration.idle import assert_idle, cluster_status, until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(420)]
-
-
-def cluster_status(cluster) -> dict:
-    done = cluster.headrace("status", "--json")
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
-
-
-def until(cluster, holds: Callable[[dict], bool], timeout_s: float = 20.0) -> dict:
-    """Polls `status` until it holds; every poll is a process of its own, so this does not spin."""
-    deadline = time.monotonic() + timeout_s
-    while True:
-        status = cluster_status(cluster)
-        if holds(status) or time.monotonic() > deadline:
-            return status
-
-
-def is_idle(status: dict) -> bool:
-    workers = status["workers"]
-    return (
-        status["waiting"] == 0
-        and all(w["running"] == w["waiting"] == w["held_blocks"] == 0 for w in workers)
-        and all(w["free_blocks"] + w["cached_blocks"] + w["held_blocks"] == w["total_blocks"] for w in workers)
-    )
-
-
-def assert_idle(cluster) -> None:
-    status = until(cluster, is_idle)
-    assert is_idle(status), status
-    assert status["stray_keys"] == 0, status
 
 
 async def test_two_hundred_streams_at_once(running_cluster) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from headrace.errors import Cancelled, Moved, RequestFailed, Unavailable
+from headrace.errors import Cancelled, HeadraceError, Moved, RequestFailed, Unavailable
 from headrace.events import Delta, Event, Finished
 from headrace.frame import FinishReason
 from headrace.sampling import SamplingParams
@@ -72,6 +72,48 @@ async def test_a_fenced_router_goes_on_as_a_new_incarnation(rig: Any) -> None:
     await rig.idle()
     async with await rig.service.submit(_call(5)) as stream:
         _assert_whole(await asyncio.wait_for(_read(stream), 10), 5)
+
+
+async def test_a_router_that_cannot_rejoin_at_once_still_takes_its_streams_over(
+    rig: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It hears that it was fenced, and the store goes away before the new incarnation has made its first sweep."""
+    sweep, membership = rig.store.sweep, rig.service._delivery.membership
+    fenced, failed = membership.router, asyncio.Event()
+
+    async def away_once(router: str) -> Any:
+        if router != fenced and not failed.is_set():
+            failed.set()
+            raise Unavailable("connection reset")
+        return await sweep(router)
+
+    rig.reciter.hold()
+    async with await rig.service.submit(_call()) as stream:
+        monkeypatch.setattr(rig.store, "sweep", away_once)
+        await rig.store.leave(fenced)
+        await asyncio.wait_for(failed.wait(), 5)
+        reading = asyncio.create_task(_read(stream))
+        rig.reciter.go_on()
+        _assert_whole(await asyncio.wait_for(reading, 10), 60)
+    await rig.idle()
+
+
+async def test_a_part_that_cannot_be_delivered_ends_its_own_stream_only(
+    rig: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig.reciter.hold()
+    async with await rig.service.submit(_call(400)) as broken, await rig.service.submit(_call()) as whole:
+
+        def fail(*_: object) -> None:
+            raise ValueError("a text nobody can make")
+
+        monkeypatch.setattr(broken.choices[0], "take", fail)
+        rig.reciter.go_on()
+        with pytest.raises(HeadraceError, match="could not deliver"):
+            await asyncio.wait_for(_read(broken), 10)
+        _assert_whole(await asyncio.wait_for(_read(whole), 10), 60)
+    assert rig.service.alive
+    await rig.idle()
 
 
 async def test_while_the_store_is_away_new_calls_are_refused_and_running_ones_resume(rig: Any) -> None:
