@@ -62,7 +62,7 @@ async def test_a_kill_of_the_server_loses_nothing_acknowledged(own_server: Serve
     link.close()
 
 
-async def test_any_number_of_calls_at_once_are_answered_over_a_bounded_number_of_connections(own_server: Server) -> None:
+async def test_any_number_of_calls_at_once_share_a_bounded_number_of_connections(own_server: Server) -> None:
     store = AsyncRedisStore.connect(own_server.url, CLUSTER, MODEL)
     await store.sweep(ROUTER)
     assert await asyncio.gather(*(store.status(f"q{at}") for at in range(400))) == [None] * 400
