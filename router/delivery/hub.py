@@ -7,15 +7,16 @@ journal by token index, so this class may miss any entry and stay right.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 
 from headrace.errors import Cancelled, HeadraceError, Moved
 from headrace.events import Delta, Finished
 from headrace.frame import FinishReason
 from headrace.request import Request
-from headrace.store.interface import DeliveryEntry, Store, Swept
+from headrace.store.interface import DeliveryEntry, DeliveryPart, Store, Swept
 from headrace.text_stream import TextStream
 from headrace.tokenizer import Tokenizer
 from router.delivery.catch_up import catch_up
@@ -157,11 +158,25 @@ class Delivery:
     def _deliver(self, entry: DeliveryEntry) -> None:
         for part in entry.parts:
             stream = self._streams.get(part.request_id)
-            if stream is None:
-                continue
-            finish = FinishReason(part.finish) if part.finish else None
-            if stream.feed(part.choice, part.first_index, part.token_ids, finish, part.detail) is None:
-                self._catch_up_soon(stream)
+            if stream is not None:
+                with self._failing_alone(stream):
+                    self._feed(stream, part)
+
+    def _feed(self, stream: RequestStream, part: DeliveryPart) -> None:
+        finish = FinishReason(part.finish) if part.finish else None
+        if stream.feed(part.choice, part.first_index, part.token_ids, finish, part.detail) is None:
+            self._catch_up_soon(stream)
+
+    @contextlib.contextmanager
+    def _failing_alone(self, stream: RequestStream) -> Iterator[None]:
+        """A fault of ours with one request's parts ends that request, never the loop that serves all of them."""
+        try:
+            yield
+        except HeadraceError:
+            raise
+        except Exception:
+            log.exception("a part cannot be delivered", extra={"request_id": stream.request_id})
+            stream.break_with(HeadraceError("the router could not deliver this request"))
 
     # -- the journal --
 
@@ -174,7 +189,8 @@ class Delivery:
         try:
             async with self._journal_reads:
                 await self._take_over(stream)
-                await catch_up(self._store, self.membership.router, stream)
+                with self._failing_alone(stream):
+                    await catch_up(self._store, self.membership.router, stream)
         except HeadraceError as error:
             # Reconciliation comes back to it once the store answers.
             log.info("could not read a journal: %s", error.message, extra={"request_id": stream.request_id})

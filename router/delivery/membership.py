@@ -62,8 +62,9 @@ class Membership:
             if swept.fenced:
                 self.router = incarnation(self._name)
                 log.warning("fenced; going on as a new incarnation", extra={"router": self.router})
-                await self._store.sweep(self.router)
+                # Told before the store is asked again: that call may fail, and nobody else knows of the change.
                 self._on_rejoin()
+                swept = await self._store.sweep(self.router)
         except HeadraceError as error:
             if self.store_away_since_s is None:
                 self.store_away_since_s = time.monotonic()

@@ -92,9 +92,9 @@ async def test_a_router_that_cannot_rejoin_at_once_still_takes_its_streams_over(
         monkeypatch.setattr(rig.store, "sweep", away_once)
         await rig.store.leave(fenced)
         await asyncio.wait_for(failed.wait(), 5)
-        reading = asyncio.create_task(_read(stream))
+        await rig.until(lambda: stream.owner_epoch > 1 or stream.error is not None)
         rig.reciter.go_on()
-        _assert_whole(await asyncio.wait_for(reading, 10), 60)
+        _assert_whole(await asyncio.wait_for(_read(stream), 10), 60)
     await rig.idle()
 
 
