@@ -131,13 +131,18 @@ def test_nan_fails_its_own_request_and_leaves_nothing_in_its_blocks(make_model: 
     runner = runner_for(make_model("llama", poisoned_token=33))
     good, other = whole((5, 6, 7), (0,)), whole((8, 9, 10, 11, 12), (1, 2))
     wanted = runner.forward((good, other))
-    results = runner.forward((good, whole((5, 33, 7, 8, 9), (3, 4)), other))
+    results = runner.forward((good, whole((33, 5, 7, 8, 9, 5, 7, 8), (3, 4)), other))
     assert (results[0], results[2]) == wanted
     assert results[1] is not None
     assert "not numbers" in results[1].fault
-    # The next owner of these blocks fills them only in part; what the failed request left behind must not reach it.
-    reused = (whole((5, 6, 7), (3,)), whole((8, 9, 10, 11, 12), (4, 3)))
-    assert (runner.forward(reused[:1])[0], runner.forward(reused[1:])[0]) == wanted
+    # The next owner fills its block only in part, and decodes padded to a longer neighbour: the kernel reads (and masks)
+    # the slots behind its last token. What the failed request left there must not reach it.
+    short = (SequenceSlice((5,), 0, (3,), None), SequenceSlice((6,), 1, (3,), GREEDY))
+    long = (SequenceSlice((8, 9, 10, 11), 0, (6, 7), None), SequenceSlice((12,), 4, (6, 7), GREEDY))
+    runner.forward((short[0], long[0]))
+    decoded = runner.forward((short[1], long[1]))
+    fresh = runner.forward((whole((5, 6), (20,)), whole((8, 9, 10, 11, 12), (21, 22))))
+    assert decoded == fresh
 
 
 def test_warm_up_measures_a_pass_and_leaves_the_cache_clean(make_model: MakeModel) -> None:
