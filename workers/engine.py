@@ -72,6 +72,7 @@ class Engine:
         self._device_faults = 0
         self._step_began_s: float | None = None
         self._oldest_advanced_s: float | None = None
+        self._unstarted: tuple[tuple[str, int], ...] = ()
         self._thread: threading.Thread | None = None
         self._latest = self._make_frame(StepPlan(()))
 
@@ -182,6 +183,7 @@ class Engine:
         self._parts.clear()
         self._note_progress()
         self._latest = frame
+        self._unstarted = self._roster.unstarted(self._statistics.iterations)
         self._mailbox.publish(frame, resets)
         return frame
 
@@ -212,7 +214,7 @@ class Engine:
             return
         for generation in generations:
             if generation.finish is None:
-                self._roster.add(generation)
+                self._roster.add(generation, self._statistics.iterations)
             else:  # an earlier holder had journaled its last token but not its end
                 self._parts.append(generation.part())
 
@@ -290,6 +292,10 @@ class Engine:
         """The last iteration's load under a new number, without parts, with the inbox id that it counts."""
         latest = self._latest
         return replace(latest, load=replace(latest.load, seq=next(self._frame_numbers)), parts=())
+
+    def unstarted(self) -> tuple[tuple[str, int], ...]:
+        """(request id, epoch) of bound work that could not be started within two iterations; it may be handed back."""
+        return self._unstarted
 
     def step_age_s(self) -> float:
         """How long the forward pass now running has run; 0.0 between passes."""

@@ -6,8 +6,8 @@ acknowledged, so while Redis is away frames wait in the engine's bounded outbox 
 *inbox* thread blocks on the worker's inbox and hands bound requests and cancels to the engine, which reads them at its
 next iteration boundary.
 
-The lease is renewed while the running step is younger than the step limit: a long chunk keeps it, a hung kernel loses
-it.
+The lease is renewed while all loops live and the running step is younger than the step limit: a long chunk keeps it, a
+hung kernel or an ended loop loses it.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ RETRY_FIRST_S, RETRY_MOST_S = 0.05, 1.0
 KEEP_ACKNOWLEDGED_S = 5.0
 """How long acknowledged frames are kept for a store that lost its end."""
 MIN_STEP_LIMIT_S = 3.0
+OFFERS_AT_ONCE = 8
 
 
 class EnginePort(Protocol):
@@ -56,6 +57,15 @@ class EnginePort(Protocol):
         ...
 
     def drain(self) -> None: ...
+    def unstarted(self) -> tuple[tuple[str, int], ...]:
+        """(request id, epoch) of bound work that could not be started within two iterations."""
+        ...
+
+    @property
+    def alive(self) -> bool:
+        """False once the engine's loop has ended: nothing will be computed any more."""
+        ...
+
     def step_age_s(self) -> float: ...
 
 
@@ -83,12 +93,18 @@ class Link:
         self._acknowledged: deque[tuple[float, Frame]] = deque()
         self._last_contact_s: float | None = None
         self._joined = threading.Event()
+        self._offered_back_s = -BEAT_S
         self._stopping = threading.Event()
         self._threads: list[threading.Thread] = []
 
     @property
     def incarnation(self) -> str:
         return self._incarnation
+
+    @property
+    def alive(self) -> bool:
+        """False once a thread has ended before `stop`: a bug of ours."""
+        return all(thread.is_alive() for thread in self._threads)
 
     @property
     def step_limit_s(self) -> float:
@@ -101,10 +117,18 @@ class Link:
         return None if self._last_contact_s is None else self._clock() - self._last_contact_s
 
     def start(self) -> None:
-        for name, loop in (("link-report", self._report_loop), ("link-inbox", self._inbox_loop)):
-            thread = threading.Thread(target=loop, name=name, daemon=True)
+        loops = (("link-inbox", self._inbox_loop), ("link-report", self._report_loop))
+        self._threads = [
+            threading.Thread(target=self._run, args=(loop,), name=name, daemon=True) for name, loop in loops
+        ]
+        for thread in self._threads:
             thread.start()
-            self._threads.append(thread)
+
+    def _run(self, loop: Callable[[], None]) -> None:
+        try:
+            loop()
+        except Exception:
+            logger.exception("a loop of the link ended")
 
     def wait_joined(self, timeout_s: float) -> bool:
         """True once the store has accepted this incarnation's first report."""
@@ -128,12 +152,23 @@ class Link:
         while not self._stopping.is_set():
             frame = self._engine.next_frame(BEAT_S if self._joined.is_set() else 0.0)
             if frame is None:
-                if self._engine.step_age_s() > self._step_limit_s:
-                    logger.error("step older than its limit of %.1f s: the lease is left to lapse", self._step_limit_s)
+                if reason := self._reason_to_lapse():
+                    logger.error("%s: the lease is left to lapse", reason)
                     self._stopping.wait(BEAT_S)
                     continue
                 frame = self._engine.beat()
             self._deliver(frame)
+            self._hand_back_unstarted()
+
+    def _reason_to_lapse(self) -> str:
+        """ "" while a beat would be true: whoever renews the lease says that work bound here will be done."""
+        if not self._engine.alive:
+            return "the engine's loop has ended"
+        if not self.alive:
+            return "the inbox is read no more"
+        if self._engine.step_age_s() > self._step_limit_s:
+            return f"step older than its limit of {self._step_limit_s:.1f} s"
+        return ""
 
     def _deliver(self, frame: Frame) -> None:
         """Sends one frame until the store has answered; only then may the next one go, so order is kept."""
@@ -195,6 +230,19 @@ class Link:
         if any(index not in tokens for index in wanted):
             return None
         return replace(last, first_index=from_index, token_ids=tuple(tokens[i] for i in wanted))
+
+    def _hand_back_unstarted(self) -> None:
+        """Offers what could not start here to workers with room; the store decides, and fences what we do meanwhile."""
+        if self._clock() - self._offered_back_s < BEAT_S:
+            return
+        for request_id, epoch in self._engine.unstarted()[:OFFERS_AT_ONCE]:
+            self._offered_back_s = self._clock()
+            try:
+                gone = self._report_store.release(self._incarnation, request_id, epoch, only_if_room_elsewhere=True)
+            except Unavailable:
+                return
+            if gone:
+                self._engine.forget(request_id, epoch)
 
     def _keep(self, frame: Frame) -> None:
         now = self._clock()

@@ -86,9 +86,11 @@ class Worker:
         return self._ready
 
     async def check_health(self) -> None:
-        """Raises when the loop has ended, or has work and completed no iteration for the step limit and a lease."""
+        """Raises when a loop has ended, or there is work and no iteration for the step limit and a lease."""
         if not self._engine.alive:
             raise HeadraceError("the engine's loop has ended")
+        if not self._link.alive:
+            raise HeadraceError("a loop of the link has ended")
         now, iterations = time.monotonic(), self._engine.load().iterations
         idle_or_paused = self._engine.oldest_runnable_age_s() == 0.0
         if idle_or_paused or iterations != self._progress[0]:

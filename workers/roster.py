@@ -14,6 +14,9 @@ from workers.model.interface import SequenceSlice
 from workers.scheduler.sequence import Sequence, SequenceKey
 from workers.scheduler.state import Limits, SchedulerState, StepPlan, Work
 
+UNSTARTED_AFTER = 2
+"""Iterations that bound work may wait for its start before it is offered back (DESIGN section 4)."""
+
 
 class Roster:
     """Owned by the engine's thread. `state` is what policies read; it and the block tables always agree."""
@@ -41,11 +44,22 @@ class Roster:
     def request_ids(self) -> tuple[str, ...]:
         return tuple(self._generations)
 
-    def add(self, generation: Generation) -> None:
+    def add(self, generation: Generation, iteration: int = 0) -> None:
         """A new one waits at its rank."""
+        generation.sequence.arrived_iteration = iteration
         key = generation.sequence.key
         self._generations.setdefault(key.request_id, {})[key.choice] = generation
         insort(self.state.waiting, generation.sequence, key=_rank)
+
+    def unstarted(self, iteration: int) -> tuple[tuple[str, int], ...]:
+        """(request id, epoch) of those that came `UNSTARTED_AFTER` iterations ago or more and of which nothing has run
+        here: another worker with room would serve them sooner."""
+        if not self.state.waiting:
+            return ()
+        old = {s.key.request_id for s in self.state.waiting if iteration - s.arrived_iteration >= UNSTARTED_AFTER}
+        requests = [self.of_request(request_id) for request_id in sorted(old)]
+        cold = [choices for choices in requests if all(c.sequence.advanced_iteration == 0 for c in choices)]
+        return tuple((choices[0].bound.request.id, choices[0].bound.epoch) for choices in cold)
 
     def remove(self, generation: Generation, reason: Reason) -> None:
         """It has ended, whatever the reason: its blocks go back, nothing of it stays."""

@@ -258,8 +258,8 @@ class SyncRedisStore:
         binds = [(entry.request_id, entry.epoch) for entry in entries if entry.kind == "bind"]
         return calls.with_bound(entries, self._call("fetch", worker, binds) if binds else ())
 
-    def release(self, worker: str, request_id: str, epoch: int) -> bool:
-        return bool(self._call("release", worker, request_id, epoch)[0])
+    def release(self, worker: str, request_id: str, epoch: int, *, only_if_room_elsewhere: bool = False) -> bool:
+        return bool(self._call("release", worker, request_id, epoch, int(only_if_room_elsewhere))[0])
 
     def leave(self, worker: str) -> None:
         self._call("leave", "w:", worker)

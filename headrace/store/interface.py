@@ -256,8 +256,9 @@ class SyncStore(Protocol):
         ...
 
     def inbox(self, worker: str, after_id: str, block_ms: int) -> tuple[InboxEntry, ...]: ...
-    def release(self, worker: str, request_id: str, epoch: int) -> bool:
-        """Hands back unstarted (or drained) work to the queue at its rank; only its holder may."""
+    def release(self, worker: str, request_id: str, epoch: int, *, only_if_room_elsewhere: bool = False) -> bool:
+        """Hands back unstarted (or drained) work to the queue at its rank; only its holder may. With
+        `only_if_room_elsewhere` nothing happens (False) unless another worker would take it now."""
         ...
 
     def leave(self, worker: str) -> None:

@@ -154,8 +154,8 @@ class SyncTwinStore(_Away):
         fetched = self.call("fetch", worker, [(entry.request_id, entry.epoch) for entry in binds])
         return calls.with_bound(entries, fetched)
 
-    def release(self, worker: str, request_id: str, epoch: int) -> bool:
-        return bool(self.call("release", worker, request_id, epoch)[0])
+    def release(self, worker: str, request_id: str, epoch: int, *, only_if_room_elsewhere: bool = False) -> bool:
+        return bool(self.call("release", worker, request_id, epoch, int(only_if_room_elsewhere))[0])
 
     def leave(self, worker: str) -> None:
         self.call("leave", WORKER, worker)

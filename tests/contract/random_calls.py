@@ -130,7 +130,8 @@ class RandomCalls:
         held = self.twin.keyspace.hkeys(self.twin.keys.held(worker)) or ["nobody"]
         request_id = self.random.choice(held)
         epoch = self.twin.keyspace.hnum(self.twin.keys.request(request_id), "epoch")
-        return "release", [worker, request_id, epoch - int(self.random.random() < 0.1)]
+        only_if_room_elsewhere = self.random.randrange(2)
+        return "release", [worker, request_id, epoch - int(self.random.random() < 0.1), only_if_room_elsewhere]
 
     def end(self) -> Call:
         state, reason = self.random.choice((("failed", "failed"), ("cancelled", "cancelled")))

@@ -137,6 +137,18 @@ async def test_resumed_requests_go_first(pair: StorePair) -> None:
     assert (entries[0].epoch, entries[0].bound.journal) == (2, ((9,),))
 
 
+async def test_unstarted_work_moves_only_where_there_is_room(pair: StorePair) -> None:
+    pair.report(WORKER, credit=4)
+    await pair.bound("q1")
+    pair.report(WORKER, credit=0)
+    assert not pair.link.release(WORKER, "q1", 1, only_if_room_elsewhere=True), "nobody else would take it"
+    assert not pair.link.release(WORKER, "q1", 2, only_if_room_elsewhere=True), "not this binding"
+    pair.report(OTHER_WORKER, credit=6)
+    assert pair.link.release(WORKER, "q1", 1, only_if_room_elsewhere=True)
+    entry = pair.link.inbox(OTHER_WORKER, "0-0", 0)[0]
+    assert (entry.request_id, entry.epoch) == ("q1", 2)
+
+
 async def test_a_wait_beyond_the_deadline_is_refused_with_the_number(pair: StorePair) -> None:
     pair.report(WORKER, credit=4)
     await pair.router.sweep(ROUTER)

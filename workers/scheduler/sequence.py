@@ -32,7 +32,9 @@ class Sequence:
     held_blocks: int = 0
     advanced_s: float = 0.0
     """Clock time at which it last advanced or started waiting."""
+    arrived_iteration: int = 0
     advanced_iteration: int = 0
+    """0 until it has run here."""
     overtaken: int = 0
     """How many later arrivals were started while it waited."""
 

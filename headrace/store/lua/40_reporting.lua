@@ -234,11 +234,22 @@ local function report(s, a)
   return {0, taken.resend, taken.dropped, claimed, s.now}
 end
 
--- Back to the queue at its rank, for other workers; only its holder of this epoch may.
+local function has_room_elsewhere(s, id, worker)
+  if is_quiet(s) then return false end
+  local entry, workers = look(s, id, false), workers_to_try(s, {})
+  for at = 1, math.min(#workers, WORKERS_TRIED) do
+    if workers[at] ~= worker and takes(room_of(s, workers[at]), entry.price, entry.need, entry.span) then return true end
+  end
+  return false
+end
+
+-- Back to the queue at its rank, for other workers; only its holder of this epoch may. With a[4], only while another
+-- worker has room for it.
 local function release(s, a)
   local worker, id, epoch = a[1], a[2], a[3] .. ':'
   local value = call('HGET', key_held(s, worker), id)
   if not value or string.sub(value, 1, #epoch) ~= epoch then return {0} end
+  if a[4] == 1 and not has_room_elsewhere(s, id, worker) then return {0} end
   requeue(s, id, worker)
   claim_all(s, {}, worker)
   return {1}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from headrace.store import limits
 from headrace.store.interface import LEASE_MS
 from headrace.store.parts import pack_part
-from headrace.store.twin.queueing import Waiting, charge, dequeue, enqueue, refund, window
+from headrace.store.twin.queueing import Waiting, charge, dequeue, enqueue, look, refund, window
 from headrace.store.twin.slot import (
     WORKER,
     Room,
@@ -110,6 +110,15 @@ def claim_all(s: Slot, first: list[str], excluded: str) -> None:
         if waiting is None:
             waiting = window(s)
         left -= claim(s, worker, waiting, left)
+
+
+def has_room_elsewhere(s: Slot, request_id: str, worker: str) -> bool:
+    """Whether a worker other than its holder would take it now."""
+    if is_quiet(s):
+        return False
+    entry = look(s, request_id, resumed=False)
+    others = list(s.ks.smembers(s.keys.open))[: limits.WORKERS_TRIED]
+    return any(room_of(s, other).takes(entry.price, entry.need, entry.span) for other in others if other != worker)
 
 
 def requeue(s: Slot, request_id: str, worker: str) -> bool:

@@ -106,7 +106,7 @@ class Lane:
         return self.ids[self.next][1]
 
 
-def _look(s: Slot, request_id: str, resumed: bool) -> Waiting:
+def look(s: Slot, request_id: str, resumed: bool) -> Waiting:
     record = s.keys.request(request_id)
     return Waiting(
         request_id,
@@ -142,7 +142,7 @@ def _next_lane(lanes: list[Lane]) -> Lane | None:
 
 def window(s: Slot) -> list[Waiting]:
     """The first waiting requests in fair order, those with delivered tokens in front."""
-    found = [_look(s, request_id, True) for request_id, _ in s.ks.zrange(s.keys.resume, limits.WINDOW)]
+    found = [look(s, request_id, True) for request_id, _ in s.ks.zrange(s.keys.resume, limits.WINDOW)]
     if len(found) >= limits.WINDOW:
         return found
     lanes = _lanes(s)
@@ -150,7 +150,7 @@ def window(s: Slot) -> list[Waiting]:
         lane = _next_lane(lanes)
         if lane is None:
             break
-        entry = _look(s, lane.ids[lane.next][0], False)
+        entry = look(s, lane.ids[lane.next][0], False)
         lane.next += 1
         lane.position += entry.price
         found.append(entry)

@@ -11,6 +11,7 @@ from headrace.store.twin.binding import (
     claim_all,
     claim_for,
     end_request,
+    has_room_elsewhere,
     is_fenced,
     join,
     move_lost,
@@ -200,10 +201,13 @@ def _finish(s: Slot, request_id: str, choice: int, finish: str, detail: str) -> 
 
 
 def release(s: Slot, *argument: object) -> Reply:
-    """Back to the queue at its rank, for other workers; only its holder of this epoch may."""
+    """Back to the queue at its rank, for other workers; only its holder of this epoch may. With a fourth argument of
+    1, only while another worker has room for it."""
     worker, request_id, epoch = str(argument[0]), str(argument[1]), argument[2]
     value = s.ks.hget(s.keys.held(worker), request_id)
     if value is None or not value.startswith(f"{epoch}:"):
+        return [0]
+    if argument[3] == 1 and not has_room_elsewhere(s, request_id, worker):
         return [0]
     requeue(s, request_id, worker)
     claim_all(s, [], worker)

@@ -111,6 +111,22 @@ def test_a_blocked_request_is_overtaken_only_so_often() -> None:
     assert set(client.finishes.values()) == {FinishReason.LENGTH}
 
 
+def test_what_cannot_start_is_named_after_two_iterations_and_only_while_it_waits() -> None:
+    engine = Engine(ScriptedRunner(20, 4, max_context=80), make_config(block_size=4), None, Ticks())
+    engine.add(bind(make_request("hog", 20, 50, ignore_eos=True)))
+    engine.step()
+    engine.add(bind(make_request("late", 20, 40, ignore_eos=True), epoch=3))
+    engine.step()
+    assert engine.unstarted() == (), "it has waited for one iteration"
+    engine.step()
+    engine.step()
+    assert engine.unstarted() == (("late", 3),)
+    engine.cancel("hog", "9-0")
+    engine.step()
+    assert engine.load().running == 1
+    assert engine.unstarted() == ()
+
+
 def test_a_cancel_read_at_a_boundary_is_in_no_later_plan() -> None:
     runner = ScriptedRunner(64, 4)
     engine = Engine(runner, make_config(), None, Ticks())

@@ -138,7 +138,41 @@ def test_a_cancel_reaches_the_engine(rig: Rig) -> None:
     rig.wait(lambda: len(rig.journal("f")) >= 1)
     asyncio.run(rig.router().cancel("f"))
     rig.wait(lambda: rig.state("f") is State.CANCELLED)
-    assert rig.engine.load().held_blocks == 0
+    rig.wait(lambda: rig.engine.load().held_blocks == 0)
+
+
+def lease_left_ms(rig: Rig) -> int:
+    rows = asyncio.run(rig.router().board())
+    return max((row.lease_left_ms for row in rows), default=0)
+
+
+def test_an_engine_whose_loop_has_ended_loses_its_lease(rig: Rig) -> None:
+    """Else work would be bound to it that nobody computes."""
+    assert lease_left_ms(rig) > 0
+    rig.engine.stop(5.0)
+    rig.wait(lambda: lease_left_ms(rig) == 0)
+
+
+def test_a_worker_that_cannot_read_its_inbox_loses_its_lease(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise ValueError("an entry nobody can read")
+
+    assert rig.link.alive
+    monkeypatch.setattr(rig.inbox, "inbox", fail)
+    rig.wait(lambda: lease_left_ms(rig) == 0)
+    assert not rig.link.alive
+
+
+def test_work_that_cannot_start_here_moves_to_a_worker_with_room(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    rig.admit("late", 900)
+    monkeypatch.setattr(rig.engine, "unstarted", lambda: (("late", 1),))
+    other, beat = incarnation("other"), rig.engine.beat()
+    room = replace(beat, load=replace(beat.load, credit_blocks=64, seq=1), last_inbox_id="0-0")
+    SyncTwinStore(rig.twin).report(other, room)
+    rig.wait(lambda: bool(SyncTwinStore(rig.twin).inbox(other, "0-0", 0)))
+    moved = SyncTwinStore(rig.twin).inbox(other, "0-0", 0)[0]
+    assert (moved.request_id, moved.epoch) == ("late", 2)
+    rig.wait(lambda: rig.engine.beat().load.running == 0)
 
 
 def test_leaving_gives_the_work_back(rig: Rig) -> None:
