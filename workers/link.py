@@ -23,7 +23,7 @@ from typing import Protocol
 from headrace.errors import HeadraceError, Unavailable
 from headrace.frame import Frame, Part
 from headrace.request import BoundRequest
-from headrace.store.interface import InboxEntry, SyncStore
+from headrace.store.interface import InboxEntry, State, SyncStore
 
 logger = logging.getLogger(__name__)
 
@@ -271,6 +271,7 @@ class Link:
                 reading, after_id = self._incarnation, "0-0"
             try:
                 entries = self._inbox_store.inbox(reading, after_id, INBOX_BLOCK_MS)
+                self._end_damaged(entries)
             except Unavailable as error:
                 logger.warning("store away, inbox unread: %s", error)
                 self._stopping.wait(retry_s)
@@ -282,6 +283,13 @@ class Link:
             for entry in entries:
                 self._take(entry)
                 after_id = entry.id
+
+    def _end_damaged(self, entries: tuple[InboxEntry, ...]) -> None:
+        """Tells the clients of requests that cannot be read here: no worker of this release could."""
+        for entry in entries:
+            if entry.damaged:
+                logger.error("request %s is ended: %s", entry.request_id, entry.damaged)
+                self._inbox_store.end(entry.request_id, State.FAILED, entry.damaged)
 
     def _take(self, entry: InboxEntry) -> None:
         if entry.kind == "bind" and entry.bound is not None:

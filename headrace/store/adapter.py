@@ -261,6 +261,9 @@ class SyncRedisStore:
     def release(self, worker: str, request_id: str, epoch: int, *, only_if_room_elsewhere: bool = False) -> bool:
         return bool(self._call("release", worker, request_id, epoch, int(only_if_room_elsewhere))[0])
 
+    def end(self, request_id: str, state: State, detail: str) -> bool:
+        return bool(self._call("end", *calls.end_arguments(request_id, state, detail))[0])
+
     def leave(self, worker: str) -> None:
         self._call("leave", "w:", worker)
 

@@ -12,7 +12,7 @@ from typing import Any
 import msgpack
 
 from headrace.codec import decode_load, decode_request, decode_tokens, encode_load, encode_request, encode_tokens
-from headrace.errors import Unavailable
+from headrace.errors import HeadraceError, Unavailable
 from headrace.frame import FinishReason, Frame, Part
 from headrace.request import BoundRequest
 from headrace.store.interface import (
@@ -240,9 +240,14 @@ def bound_request(entry: InboxEntry, fetched: Reply) -> BoundRequest | None:
 def with_bound(entries: Sequence[InboxEntry], fetched: Reply) -> tuple[InboxEntry, ...]:
     """The entries, each bind with its request; `fetched` has one reply per bind, in order."""
     found = iter(fetched)
-    return tuple(
-        replace(entry, bound=bound_request(entry, next(found))) if entry.kind == "bind" else entry for entry in entries
-    )
+    return tuple(_with_request(entry, next(found)) if entry.kind == "bind" else entry for entry in entries)
+
+
+def _with_request(entry: InboxEntry, fetched: Reply) -> InboxEntry:
+    try:
+        return replace(entry, bound=bound_request(entry, fetched))
+    except (HeadraceError, ValueError) as fault:  # one bad record must not stop the inbox of all
+        return replace(entry, damaged=f"its record cannot be read: {fault}")
 
 
 def delivery_entry(entry_id: str, worker: Any, seq: Any, packed: bytes) -> DeliveryEntry:

@@ -147,6 +147,8 @@ class InboxEntry:
     epoch: int
     owner: str
     bound: BoundRequest | None = None
+    damaged: str = ""
+    """Why the record cannot be read (it is another release's, or damaged): the request can only be ended."""
 
 
 @dataclass(frozen=True)
@@ -259,6 +261,10 @@ class SyncStore(Protocol):
     def release(self, worker: str, request_id: str, epoch: int, *, only_if_room_elsewhere: bool = False) -> bool:
         """Hands back unstarted (or drained) work to the queue at its rank; only its holder may. With
         `only_if_room_elsewhere` nothing happens (False) unless another worker would take it now."""
+        ...
+
+    def end(self, request_id: str, state: State, detail: str) -> bool:
+        """As `Store.end`: for a request whose record no worker of this release can read."""
         ...
 
     def leave(self, worker: str) -> None:

@@ -157,6 +157,9 @@ class SyncTwinStore(_Away):
     def release(self, worker: str, request_id: str, epoch: int, *, only_if_room_elsewhere: bool = False) -> bool:
         return bool(self.call("release", worker, request_id, epoch, int(only_if_room_elsewhere))[0])
 
+    def end(self, request_id: str, state: State, detail: str) -> bool:
+        return bool(self.call("end", *calls.end_arguments(request_id, state, detail))[0])
+
     def leave(self, worker: str) -> None:
         self.call("leave", WORKER, worker)
 

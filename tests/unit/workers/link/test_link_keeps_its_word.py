@@ -175,6 +175,20 @@ def test_work_that_cannot_start_here_moves_to_a_worker_with_room(rig: Rig, monke
     rig.wait(lambda: rig.engine.beat().load.running == 0)
 
 
+def test_a_record_that_cannot_be_read_fails_alone(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a request of a later release's layout would be: it is told so, and the inbox goes on."""
+    monkeypatch.setattr("headrace.store.calls.encode_request", lambda _: b"\x81\xa1v\x63")
+    rig.admit("odd", 5)
+    rig.wait(lambda: rig.state("odd") is State.FAILED)
+    status = asyncio.run(rig.router().status("odd"))
+    assert status is not None
+    assert "layout 99" in status.detail
+    monkeypatch.undo()
+    rig.admit("good", 5)
+    rig.wait(lambda: rig.state("good") is State.FINISHED)
+    assert rig.link.alive
+
+
 def test_leaving_gives_the_work_back(rig: Rig) -> None:
     rig.admit("g", 400)
     rig.wait(lambda: len(rig.journal("g")) >= 1)
