@@ -106,6 +106,21 @@ async def test_after_a_gap_nobody_lapses_and_nothing_is_claimed_for_one_lease(pa
     assert pair.report(WORKER).claimed == 1
 
 
+async def test_a_clean_start_on_old_data_serves_at_once(pair: StorePair) -> None:
+    """Everybody had left: there is nobody to wait for, neither for the first worker nor for the first request."""
+    pair.report(WORKER)
+    await pair.router.sweep(ROUTER)
+    pair.link.leave(WORKER)
+    await pair.router.leave(ROUTER)
+    pair.wait(60_000)
+    pair.restart()
+    pair.report("worker~2")
+    assert not (await pair.router.sweep("router~2")).quiet
+    admitted = await pair.admit("q1", router="router~2", candidates=("worker~2",))
+    assert isinstance(admitted, Admitted)
+    assert admitted.worker == "worker~2"
+
+
 async def test_another_life_of_the_server_counts_as_a_gap(pair: StorePair) -> None:
     await pair.router.sweep(ROUTER)
     pair.wait(250)

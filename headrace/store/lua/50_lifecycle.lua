@@ -93,12 +93,13 @@ local function leave(s, a)
 end
 
 -- A gap since the last sweep, or another life of the server: nobody lapses and nothing is claimed for one lease.
+-- After a gap in which nobody became late (all had left, or only routers were missing) there is nobody to protect.
 local function watch_absence(s)
   local last, run = hmget(s.meta, 'swept', 'run')
   local run_now = read_run_id(s.p)
-  if run and (s.now - num(last) > LEASE_MS or run ~= run_now) then
-    call('HSET', s.meta, 'quiet_until', s.now + LEASE_MS)
-  end
+  local was_away = run ~= run_now
+  if s.now - num(last) > LEASE_MS then was_away = call('ZCOUNT', s.lease, '-inf', s.now) > 0 end
+  if run and was_away then call('HSET', s.meta, 'quiet_until', s.now + LEASE_MS) end
   call('HSET', s.meta, 'swept', s.now, 'run', run_now)
 end
 

@@ -133,9 +133,14 @@ def sweep(s: Slot, router: str) -> Reply:
 
 
 def _watch_absence(s: Slot) -> None:
-    """A gap since the last sweep, or another life of the server: nobody lapses and nothing is claimed for one lease."""
+    """A gap since the last sweep, or another life of the server: nobody lapses and nothing is claimed for one lease.
+
+    After a gap in which nobody became late (all had left, or only routers were missing) there is nobody to protect.
+    """
     last, run_id = s.ks.hnum(s.keys.meta, "swept"), s.ks.hget(s.keys.meta, "run")
-    if run_id is not None and (s.now - last > LEASE_MS or run_id != s.run_id):
+    has_gap = s.now - last > LEASE_MS
+    was_away = bool(s.ks.zrange_up_to(s.keys.lease, s.now, 1)) if has_gap else run_id != s.run_id
+    if run_id is not None and was_away:
         s.ks.hset(s.keys.meta, {"quiet_until": s.now + LEASE_MS})
     s.ks.hset(s.keys.meta, {"swept": s.now, "run": s.run_id})
 
