@@ -81,9 +81,9 @@ def _unpack_map(record: bytes) -> dict[str, Any]:
     try:
         fields = msgpack.unpackb(record, raw=False, strict_map_key=False)
     except (ValueError, msgpack.UnpackException) as fault:
-        raise HeadraceError("request record is not msgpack") from fault
+        raise HeadraceError("record is not msgpack") from fault
     if not isinstance(fields, dict):
-        raise HeadraceError("request record is not a map")
+        raise HeadraceError("record is not a map")
     return fields
 
 
@@ -128,6 +128,16 @@ def decode_load(fields: Mapping[str, object]) -> LoadReport:
     pairs = reasons.items() if isinstance(reasons, Mapping) else reasons
     known["waiting_by_reason"] = tuple((str(reason), int(count)) for reason, count in pairs)
     return LoadReport(**known)
+
+
+def pack_load(load: LoadReport) -> bytes:
+    packed: bytes = msgpack.packb(encode_load(load))
+    return packed
+
+
+def unpack_load(packed: bytes) -> LoadReport:
+    """Raises HeadraceError on bytes that are no map."""
+    return decode_load(_unpack_map(packed))
 
 
 def _number_as(kind: str, value: Any) -> Any:

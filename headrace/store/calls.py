@@ -9,9 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-import msgpack
-
-from headrace.codec import decode_load, decode_request, decode_tokens, encode_load, encode_request, encode_tokens
+from headrace.codec import decode_request, decode_tokens, encode_request, encode_tokens, pack_load, unpack_load
 from headrace.errors import HeadraceError, Unavailable
 from headrace.frame import FinishReason, Frame, Part
 from headrace.request import BoundRequest
@@ -110,7 +108,7 @@ def report_arguments(worker: str, frame: Frame) -> Arguments:
         load.total_blocks,
         load.block_size,
         load.max_context,
-        msgpack.packb(encode_load(load)),
+        pack_load(load),
         *part_columns([as_row(part) for part in frame.parts]),
     ]
 
@@ -189,7 +187,7 @@ def _texts(values: Reply) -> tuple[str, ...]:
 
 def board_reply(reply: Reply) -> tuple[BoardRow, ...]:
     return tuple(
-        BoardRow(text(worker), decode_load(msgpack.unpackb(load)), text(last), credit, left)
+        BoardRow(text(worker), unpack_load(load), text(last), credit, left)
         for worker, load, last, credit, left in reply
     )
 
