@@ -83,7 +83,8 @@ class RouterService:
         self._capacity: Capacity | None = None
         """Of the last board that had a live worker."""
         self._draining = False
-        self._submitting = 0
+        self._preparing = 0
+        """Calls that are not open streams yet."""
 
     async def start(self) -> None:
         """Joins the store. Raises Unavailable when it cannot be reached."""
@@ -118,12 +119,8 @@ class RouterService:
         Raises HeadraceError; then nothing of the call is in the store, or what may be is being cancelled.
         """
         started_s = time.monotonic()
-        self._submitting += 1
-        try:
-            with self.noting_refusals():
-                return await self._submit(call, started_s)
-        finally:
-            self._submitting -= 1
+        with self.noting_refusals():
+            return await self._submit(call, started_s)
 
     @contextlib.contextmanager
     def noting_refusals(self) -> Iterator[None]:
@@ -154,9 +151,13 @@ class RouterService:
 
     async def _submit(self, call: Call, started_s: float) -> RequestStream:
         self._refuse_cheaply(call)
-        token_ids = await self._prompts.token_ids(call)
-        check_prompt_length(len(token_ids), self.limits, call.prompt_field)
-        board = await self._board.rows()
+        self._preparing += 1
+        try:
+            token_ids = await self._prompts.token_ids(call)
+            check_prompt_length(len(token_ids), self.limits, call.prompt_field)
+            board = await self._board.rows()
+        finally:
+            self._preparing -= 1
         request = resolve(
             call,
             token_ids,
@@ -174,7 +175,7 @@ class RouterService:
         if isinstance(call.prompt, TokenPrompt):
             check_token_ids(call.prompt.token_ids, self.limits, call.prompt_field)
         cap = self.config.max_open_streams
-        if self._delivery.open_streams + self._submitting > cap:
+        if self._delivery.open_streams + self._preparing >= cap:
             raise Overloaded(f"this router already delivers {cap} requests", retry_after_s=self._time_per_answer_s())
 
     def _refuse_when_draining(self) -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from headrace.errors import Cancelled, HeadraceError, Moved, RequestFailed, Unavailable
+from headrace.errors import Cancelled, HeadraceError, Moved, Overloaded, RequestFailed, Unavailable
 from headrace.events import Delta, Event, Finished
 from headrace.frame import FinishReason
 from headrace.sampling import SamplingParams
@@ -165,6 +166,28 @@ async def test_a_call_cancelled_while_it_is_admitted_leaves_nothing(rig: Any, mo
     submitting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await submitting
+    await rig.idle()
+
+
+async def test_a_call_that_is_being_admitted_takes_one_place_not_two(rig: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    admit, asked, answer = rig.store.admit, asyncio.Semaphore(0), asyncio.Event()
+
+    async def slow(call: Any) -> Any:
+        asked.release()
+        await answer.wait()
+        return await admit(call)
+
+    monkeypatch.setattr(rig.store, "admit", slow)
+    monkeypatch.setattr(rig.service, "config", replace(rig.service.config, max_open_streams=2))
+    submitting = [asyncio.create_task(rig.service.submit(_call(3))) for _ in range(2)]
+    for _ in submitting:
+        await asyncio.wait_for(asked.acquire(), 5)
+    with pytest.raises(Overloaded, match="already delivers 2"):
+        await rig.service.submit(_call(3))
+    answer.set()
+    for stream in await asyncio.gather(*submitting):
+        async with stream:
+            _assert_whole(await asyncio.wait_for(_read(stream), 10), 3)
     await rig.idle()
 
 
