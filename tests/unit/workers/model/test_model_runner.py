@@ -135,8 +135,8 @@ def test_nan_fails_its_own_request_and_leaves_nothing_in_its_blocks(make_model: 
     assert (results[0], results[2]) == wanted
     assert results[1] is not None
     assert "not numbers" in results[1].fault
-    # The next owner fills its block only in part, and decodes padded to a longer neighbour: the kernel reads (and masks)
-    # the slots behind its last token. What the failed request left there must not reach it.
+    # The next owner fills its block only in part, and decodes, padded to a longer neighbour: the kernel reads
+    # and masks the slots behind its last token. What the failed request left there must not reach it.
     short = (SequenceSlice((5,), 0, (3,), None), SequenceSlice((6,), 1, (3,), GREEDY))
     long = (SequenceSlice((8, 9, 10, 11), 0, (6, 7), None), SequenceSlice((12,), 4, (6, 7), GREEDY))
     runner.forward((short[0], long[0]))
