@@ -167,7 +167,7 @@ class AsyncClient:
         return tuple(ModelInfo(model.id, model.max_context_tokens) for model in reply.models)
 
     async def cancel(self, request_id: str) -> bool:
-        """Ends a request by its id, through any router; False when it had ended. Raises UnknownRequest."""
+        """Ends a request by its id, through any router; False when it had ended otherwise. Raises UnknownRequest."""
         return bool((await self._unary("Cancel", pb.CancelRequest(request_id=request_id))).cancelled)
 
     async def close(self) -> None:

@@ -158,7 +158,7 @@ class Client:
         return tuple(ModelInfo(model.id, model.max_context_tokens) for model in reply.models)
 
     def cancel(self, request_id: str) -> bool:
-        """Ends a request by its id, through any router; False when it had ended. Raises UnknownRequest."""
+        """Ends a request by its id, through any router; False when it had ended otherwise. Raises UnknownRequest."""
         return bool(self._unary("Cancel", pb.CancelRequest(request_id=request_id)).cancelled)
 
     def close(self) -> None:

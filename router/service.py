@@ -135,7 +135,7 @@ class RouterService:
             raise
 
     async def cancel(self, request_id: str) -> bool | None:
-        """An explicit cancel, by whoever knows the id. False: it had already ended; None: there is no such request."""
+        """An explicit cancel, by whoever knows the id. False: it had ended otherwise; None: it is unknown."""
         if not request_id.startswith(f"{self._slot_tag}-"):
             return None
         state = await self._store.cancel(request_id)

@@ -235,7 +235,7 @@ async def test_an_explicit_cancel_is_told_to_the_reader(rig: Any) -> None:
         rig.reciter.go_on()
         events = await asyncio.wait_for(_read(stream), 10)
     assert events[-1].reason is FinishReason.CANCELLED
-    assert await rig.service.cancel(stream.request_id) in (True, False)
+    assert await rig.service.cancel(stream.request_id) is True, "asking again changes nothing"
     assert await rig.service.cancel("elsewhere-1") is None
     assert await rig.service.cancel(f"{rig.service._slot_tag}-unknown") is None
 
