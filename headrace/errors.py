@@ -66,7 +66,7 @@ class BodyTooLarge(InvalidRequest):
 
 
 class Overloaded(HeadraceError):
-    """A cap was reached or the wait would exceed the deadline; `retry_after_s` follows the measured drain, once known."""
+    """A cap was reached or the wait would exceed the deadline; `retry_after_s` follows the drain, once measured."""
 
     status = Status("RESOURCE_EXHAUSTED", 429, "rate_limit_error")
 
