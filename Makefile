@@ -27,7 +27,7 @@ $(STAMP): pyproject.toml constraints.txt
 
 run: setup ## start the embedded cluster, stream one answer, leave the cluster up
 	@$(BIN)/headrace model fetch
-	@$(BIN)/headrace up --detach
+	@$(BIN)/headrace status >/dev/null 2>&1 && echo "the cluster is up already" || $(BIN)/headrace up --detach
 	@echo
 	@$(BIN)/headrace chat "In one sentence: why does a water wheel turn?"
 	@echo

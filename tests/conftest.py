@@ -18,6 +18,10 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 REPOSITORY = Path(__file__).parents[1]
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--sequences", type=int, default=1_000, help="random call sequences of the store's contract suite")
+
+
 @pytest.fixture(autouse=True)
 def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """A developer's HEADRACE_* and RAY_ADDRESS must not steer the tests; the cache of the model may."""

@@ -16,12 +16,12 @@ REPEATABLE = {"admit", "report", "release", "cancel", "end", "drain", "leave", "
 """All but `attach`, where every call is a new ownership."""
 
 
-def run_sequence(server: Server, seed: int) -> None:
+def run_sequence(server: Server, seed: int, length: int = CALLS_PER_SEQUENCE) -> None:
     client = server.client()
     try:
         twin, real = TwinSlot(), RealSlot(client)
         calls = RandomCalls(seed, twin.twin)
-        for step in range(CALLS_PER_SEQUENCE):
+        for step in range(length):
             calls.tick()
             twin.set_clock(calls.now, calls.run_id)
             real.set_clock(calls.now, calls.run_id)
@@ -51,3 +51,11 @@ def test_random_sequences(server: Server, batch: int) -> None:
 def test_a_hundred_thousand_calls(server: Server, batch: int) -> None:
     for seed in range(10_000 + batch * 170, 10_000 + batch * 170 + 170):
         run_sequence(server, seed)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(0)
+def test_short_sequences(server: Server, request: pytest.FixtureRequest) -> None:
+    """Full state is compared after each; `--sequences 100000` is the run that ADR 2 records."""
+    for seed in range(1_000_000, 1_000_000 + request.config.getoption("--sequences")):
+        run_sequence(server, seed, length=4 + seed % 17)
