@@ -55,11 +55,12 @@ def supervisor(launch: Launch, folder: StateFolder) -> Iterator[RunningSuperviso
             )
     finally:
         os.close(write_end)
-    assert process.stdin is not None
-    # Over standard input and not as an argument: the settings may hold a password, and arguments are public.
-    process.stdin.write(launch.to_json().encode())
-    process.stdin.close()
     with os.fdopen(read_end) as stream:
+        assert process.stdin is not None
+        # Over standard input and not as an argument: the settings may hold a password, and arguments are public.
+        # One that has died already reads nothing; its events then end at once, and whoever follows them says why.
+        with contextlib.suppress(BrokenPipeError), process.stdin as stdin:
+            stdin.write(launch.to_json().encode())
         yield RunningSupervisor(process, read_events(stream))
 
 
