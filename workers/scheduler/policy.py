@@ -22,17 +22,26 @@ class Policy(Protocol):
         ...
 
 
+Share = Callable[[int, Draft], int]
+"""How many of a prefill's uncomputed tokens (the first argument) the draft's step computes; 0: none now."""
+
+
+def _decodes_first(state: SchedulerState, share: Share) -> StepPlan:
+    """Decodes, then the prefills that run, then those that wait, each with its share of what is left."""
+    draft = Draft(state)
+    draft.advance_decodes()
+    draft.advance_prefills(share)
+    draft.admit_waiting(share)
+    return draft.finished()
+
+
 class Chunked:
     """Decodes first, then as much of the prefills as the step's tokens allow (Sarathi-Serve): a long prompt never
     holds up a decode for more than one chunk.
     """
 
     def plan(self, state: SchedulerState, now: float) -> StepPlan:
-        draft = Draft(state)
-        draft.advance_decodes()
-        draft.advance_prefills(self._share)
-        draft.admit_waiting(self._share)
-        return draft.finished()
+        return _decodes_first(state, self._share)
 
     @staticmethod
     def _share(gap: int, draft: Draft) -> int:
@@ -45,11 +54,7 @@ class Continuous:
     """
 
     def plan(self, state: SchedulerState, now: float) -> StepPlan:
-        draft = Draft(state)
-        draft.advance_decodes()
-        draft.advance_prefills(self._share)
-        draft.admit_waiting(self._share)
-        return draft.finished()
+        return _decodes_first(state, self._share)
 
     @staticmethod
     def _share(gap: int, draft: Draft) -> int:
