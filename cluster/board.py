@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 
-from headrace.store.interface import BoardRow, Census
+from headrace.store.interface import Audit, BoardRow, Census
 
 _TIMEOUT_S = 5.0
 
@@ -16,6 +16,7 @@ class Board:
 
     workers: tuple[BoardRow, ...]
     census: Census
+    audit: Audit
 
 
 def read_board(redis_url: str, cluster_id: str, model: str) -> Board:
@@ -32,7 +33,8 @@ async def _read(redis_url: str, cluster_id: str, model: str) -> Board:
             store = AsyncRedisStore.connect(redis_url, cluster_id, model)
             try:
                 rows = await store.board()
-                return Board(tuple(row for row in rows if row.lease_left_ms > 0), await store.census())
+                live = tuple(row for row in rows if row.lease_left_ms > 0)
+                return Board(live, await store.census(), await store.audit())
             finally:
                 await store.close()
     except TimeoutError as error:

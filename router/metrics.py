@@ -170,7 +170,7 @@ class BoardCollector(Collector):
         return family
 
     def _store_counts(self, census: Census) -> Metric:
-        family = GaugeMetricFamily("headrace:store_requests", "Records in the store.", labels=("model_name", "state"))
-        for state, count in {"waiting": census.waiting, "bound": census.bound, "ended": census.ended}.items():
+        family = GaugeMetricFamily("headrace:store_requests", "Requests in the store that have not ended.", labels=("model_name", "state"))
+        for state, count in {"waiting": census.waiting, "bound": census.bound}.items():
             family.add_metric((self._model, state), count)
         return family

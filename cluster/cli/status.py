@@ -48,9 +48,9 @@ def _as_json(state: ClusterState, board: Board) -> dict[str, Any]:
         "waiting": census.waiting,
         "waiting_tokens": census.waiting_tokens,
         "running": census.bound,
-        "results_kept": census.ended,
+        "results_kept": board.audit.ended,
         "routers": census.routers,
-        "stray_keys": census.stray_keys,
+        "stray_keys": board.audit.stray_keys,
         "workers_wanted": state.workers,
         "workers": [_worker(row) for row in board.workers],
     }

@@ -28,6 +28,7 @@ from headrace.store.interface import (
     Admit,
     Admitted,
     Attached,
+    Audit,
     BoardRow,
     Census,
     DeliveryEntry,
@@ -193,19 +194,21 @@ class AsyncRedisStore:
             return tuple(member.decode() for member in await self._client.zrange(self._keys.own(router), 0, -1))
 
     async def census(self) -> Census:
-        """Walks the slot's keys in pages; counts are exact when nothing else is going on."""
+        return calls.census_reply(await self._call("census"))
+
+    async def audit(self) -> Audit:
         seen: set[bytes] = set()
-        ended = stray = cursor = 0
+        pages: list[Any] = []
+        cursor = 0
         while True:
             with _translated():
                 cursor, page = await self._client.scan(cursor, match=self._pattern(), count=SCAN_COUNT)
             fresh = [key for key in page if key not in seen]
             seen.update(fresh)
             if fresh:
-                found = await self._call("inspect", [key[len(self._keys.prefix) :] for key in fresh])
-                ended, stray = ended + found[0], stray + found[1]
+                pages.append(await self._call("inspect", [key[len(self._keys.prefix) :] for key in fresh]))
             if cursor == 0:
-                return calls.census_of(await self._call("census"), ended, stray)
+                return calls.audit_of(pages)
 
     def _pattern(self) -> str:
         return self._keys.prefix + "*"

@@ -5,7 +5,7 @@ Shared by the Redis adapter and the twin's stores, so whoever tests against the 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,6 +17,7 @@ from headrace.store.interface import (
     Admit,
     Admitted,
     Attached,
+    Audit,
     BoardRow,
     Census,
     DeliveryEntry,
@@ -260,6 +261,11 @@ def delivery_entry(entry_id: str, worker: Any, seq: Any, packed: bytes) -> Deliv
     )
 
 
-def census_of(counts: Reply, ended: int, stray: int) -> Census:
-    waiting, waiting_tokens, bound, workers, routers = counts
-    return Census(waiting, waiting_tokens, bound, ended, workers, routers, stray)
+def census_reply(reply: Reply) -> Census:
+    return Census(*reply)
+
+
+def audit_of(pages: Iterable[Reply]) -> Audit:
+    """Sums what `inspect` said of each page of keys."""
+    pages = list(pages)
+    return Audit(ended=sum(page[0] for page in pages), stray_keys=sum(page[1] for page in pages))

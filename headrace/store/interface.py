@@ -201,17 +201,23 @@ class BoardRow:
 
 @dataclass(frozen=True)
 class Census:
-    """Counts for status, metrics and the tests' idle check."""
+    """Counts that the store keeps anyway: cheap however much it holds, so metrics may ask at any time."""
 
     waiting: int
     waiting_tokens: int
     bound: int
-    ended: int
-    """Records that only wait for their TTL."""
     workers: int
     routers: int
+
+
+@dataclass(frozen=True)
+class Audit:
+    """What only a walk over the slot's keys tells: for `headrace status` and the tests' idle check."""
+
+    ended: int
+    """Records that only wait for their TTL."""
     stray_keys: int
-    """Keys of the slot that belong to none of the above; 0 unless something leaked."""
+    """Keys of the slot that belong to nothing that is; 0 unless something leaked."""
 
 
 class Store(Protocol):
@@ -243,6 +249,10 @@ class Store(Protocol):
         ...
 
     async def census(self) -> Census: ...
+    async def audit(self) -> Audit:
+        """Looks at every key of the slot, page by page; exact when nothing else is going on."""
+        ...
+
     async def leave(self, router: str) -> None:
         """Ends the router's lease at once (clean shutdown); its requests keep their grace."""
         ...

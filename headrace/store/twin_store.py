@@ -18,6 +18,7 @@ from headrace.store.interface import (
     Admit,
     Admitted,
     Attached,
+    Audit,
     BoardRow,
     Census,
     DeliveryEntry,
@@ -123,11 +124,13 @@ class TwinStore(_Away):
             return tuple(member for member, _ in self.twin.keyspace.zrange(self.twin.keys.own(router)))
 
     async def census(self) -> Census:
+        return calls.census_reply(self.call("census"))
+
+    async def audit(self) -> Audit:
         with self.twin.changed:
             prefix = self.twin.keys.prefix
             names = [key.removeprefix(prefix) for key in self.twin.keyspace.names()]
-        ended, stray = self.call("inspect", names)
-        return calls.census_of(self.call("census"), ended, stray)
+        return calls.audit_of([self.call("inspect", names)])
 
     async def leave(self, router: str) -> None:
         self.call("leave", ROUTER, router)

@@ -23,12 +23,12 @@ async def test_a_request_runs_finishes_and_leaves_nothing(pair: StorePair) -> No
     assert (status.state, status.journal_lengths, status.finishes) == (State.FINISHED, (3,), ("stop",))
     assert await pair.router.journal("q1", 0, 1) == (8, 9)
     assert await pair.router.owned(ROUTER) == ()
-    assert (await pair.router.census()).ended == 1
+    assert (await pair.router.audit()).ended == 1
     pair.wait(5_000)
     pair.report(WORKER, seen=entry.id)
     await pair.router.sweep(ROUTER)
-    census = await pair.router.census()
-    assert (census.ended, census.bound, census.waiting, census.stray_keys) == (0, 0, 0, 0)
+    census, audit = await pair.router.census(), await pair.router.audit()
+    assert (audit.ended, census.bound, census.waiting, audit.stray_keys) == (0, 0, 0, 0)
     assert await pair.router.status("q1") is None
 
 

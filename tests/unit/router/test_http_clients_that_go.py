@@ -72,8 +72,7 @@ async def test_many_streams_at_once_finish_and_leave_nothing(rig: Any) -> None:
         texts = await asyncio.gather(*(one(k) for k in range(120)))
     assert texts == [(f"{k}." * 12)[:12] for k in range(120)]
     await rig.idle()
-    census = await rig.store.census()
-    assert census.stray_keys == 0
+    assert (await rig.store.audit()).stray_keys == 0
 
 
 async def test_metrics_say_what_happened(rig: Any) -> None:
@@ -100,3 +99,21 @@ async def test_metrics_say_what_happened(rig: Any) -> None:
     assert samples["headrace:kv_blocks", "free"] + samples["headrace:kv_blocks", "held"] == 256
     assert samples["headrace:preemptions_total",] == 3
     assert all(value >= 0 for value in samples.values())
+
+
+async def test_a_scrape_costs_the_same_however_much_the_store_holds(rig: Any) -> None:
+    """Prometheus asks every few seconds for ever: it must not walk the keys of every result that is kept."""
+    for k in range(3):
+        await rig.post("/v1/completions", prompt=f"{k}", max_tokens=1)
+    await rig.idle()
+    called: list[str] = []
+    call = rig.store.twin.call
+
+    def noted(function: str, argument: list[Any]) -> Any:
+        called.append(function)
+        return call(function, argument)
+
+    rig.store.twin.call = noted
+    assert "headrace:store_requests" in (await rig.http.get("/metrics")).text
+    assert "census" in called
+    assert "inspect" not in called
