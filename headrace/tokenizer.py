@@ -71,7 +71,9 @@ class Tokenizer:
         it already. Raises InvalidRequest naming `field` where the text is not valid Unicode.
         """
         require_unicode(text, field)
-        return list(self._backend.encode(text, add_special_tokens=add_special).ids)
+        # A batch of one: `encode` would hold the interpreter lock all the while, and every other thread with it.
+        [encoded] = self._backend.encode_batch_fast([text], add_special_tokens=add_special)
+        return list(encoded.ids)
 
     def token_bytes(self, token_id: int) -> bytes:
         """The UTF-8 bytes a token stands for, possibly part of a character; empty for an id without text."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 
 import pytest
@@ -113,6 +113,18 @@ def test_threads_share_one_tokenizer(tokenizer: Tokenizer) -> None:
     with ThreadPoolExecutor(8) as pool:
         together = list(pool.map(lambda text: tokenizer.encode(text, add_special=True), texts))
     assert together == [tokenizer.encode(text, add_special=True) for text in texts]
+
+
+def test_other_threads_go_on_while_a_long_text_is_encoded(tokenizer: Tokenizer) -> None:
+    text = "a b " * 200_000
+    with ThreadPoolExecutor(1) as pool:
+        encoding = pool.submit(tokenizer.encode, text, add_special=False)
+        beats = 0
+        while not encoding.done():
+            wait((encoding,), timeout=0.001)
+            beats += 1
+    assert encoding.result()
+    assert beats > 20, "the interpreter was locked while the text was encoded"
 
 
 def test_the_embedded_model_has_its_known_ids(model_path: Path) -> None:
