@@ -1,9 +1,10 @@
-"""The board as the router last read it: shared by all calls of a few hundredths of a second."""
+"""The board as the router last read it, less what it has sent since; shared by all calls of a moment."""
 
 from __future__ import annotations
 
 import asyncio
 import time
+from dataclasses import replace
 
 from headrace.errors import HeadraceError
 from headrace.store.interface import BoardRow, Store
@@ -36,6 +37,16 @@ class BoardView:
                     self._rows = await self._store.board()
                     self._read_at_s = time.monotonic()
         return self._rows
+
+    def expect(self, worker: str, price_blocks: int) -> None:
+        """A request is about to be offered to `worker` first: until the next reading it has that much less credit.
+
+        Without this, a burst that comes within one reading would all go to the worker that was the emptiest before it.
+        """
+        self._rows = tuple(
+            replace(row, credit_blocks=row.credit_blocks - price_blocks) if row.worker == worker else row
+            for row in self._rows
+        )
 
     async def live_workers(self) -> int:
         """Workers with a live lease; 0 when the store is away."""

@@ -240,10 +240,13 @@ class RouterService:
         block_size = self._capacity_now(board).block_size
         price = price_blocks(prompt_tokens, self._estimate.expected_tokens(request), block_size)
         total_tokens = prompt_tokens + (request.sampling.max_tokens or 0)
+        candidates = choose(board, PlacementRequest(request.model, price, total_tokens))
+        if candidates:
+            self._board.expect(candidates[0], price)
         return Admit(
             request=request,
             router=router,
-            candidates=choose(board, PlacementRequest(request.model, price, total_tokens)),
+            candidates=candidates,
             price_blocks=price,
             deadline_ms=call.deadline_ms,
             result_ttl_ms=self.config.result_ttl_ms,
