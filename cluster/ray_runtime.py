@@ -183,6 +183,8 @@ def _prepare_environment(private: bool, threads: int) -> None:
     os.environ.setdefault("RAY_worker_niceness", "0")
     # Ray sets this to 1 for actors without booked CPUs, unless it is set.
     os.environ["OMP_NUM_THREADS"] = str(max(1, threads))
+    # OpenMP threads that spin while they wait starve the other processes of a small machine (workers/model).
+    os.environ.setdefault("GOMP_SPINCOUNT", "1000")
     if private:
         # Ray listens on every interface, whatever address it is given; a token of our own keeps others out.
         os.environ["RAY_AUTH_MODE"] = "token"

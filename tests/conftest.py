@@ -15,6 +15,7 @@ import pytest
 
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # read when torch is imported; see workers/model/__init__.py
 REPOSITORY = Path(__file__).parents[1]
 
 
