@@ -28,6 +28,6 @@ class RouterConfig:
     tokenizer_threads: int = 2
     """Threads that render and tokenise beside the event loop."""
     stall_limit_s: float = 120.0
-    """A client that reads nothing of what waits for it for this long is cancelled."""
+    """A client that takes nothing of what waits for it for this long counts as gone."""
     drain_s: float = 5.0
     """How long a stopping router lets open streams run on."""

@@ -51,7 +51,9 @@ class Router:
         self._service = RouterService(config, self._store, tokenizer, template)
         await self._service.start()
         self._grpc = GrpcServer(self._service, config.host, config.grpc_port)
-        self._http = HttpServer(build_app(self._service), config.host, config.http_port)
+        self._http = HttpServer(
+            build_app(self._service), config.host, config.http_port, stall_limit_s=config.stall_limit_s
+        )
         await self._grpc.start()
         await self._http.start()
         self._ready = RouterReady(self._grpc.port, self._http.port, loaded - began, time.monotonic() - loaded)

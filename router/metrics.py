@@ -14,12 +14,15 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from headrace.errors import HeadraceError
 from headrace.events import Delta, Finished
 from headrace.frame import LoadReport
 from headrace.store.interface import BoardRow, Census
 
 LoadValue = Callable[[LoadReport], float]
 """Reads one number off a load report."""
+
+DISCONNECTED = "disconnected"
 
 _TTFT_BUCKETS_S = (0.01, 0.02, 0.04, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0)
 _ITL_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0)
@@ -37,13 +40,15 @@ class RouterMetrics:
         self._ttft = self._histogram("time_to_first_token_seconds", "From call to first token.", _TTFT_BUCKETS_S)
         self._itl = self._histogram("inter_token_latency_seconds", "Between tokens of one choice.", _ITL_BUCKETS_S)
         self._e2e = self._histogram(
-            "e2e_request_latency_seconds", "From call to the last choice's end.", _E2E_BUCKETS_S
+            "e2e_request_latency_seconds",
+            "From call to the last choice's end, for whatever reason; not for clients that went before it.",
+            _E2E_BUCKETS_S,
         )
         self._prompt_tokens = self._counter("prompt_tokens", "Prompt tokens of accepted requests.")
         self._generation_tokens = self._counter("generation_tokens", "Output tokens delivered.")
         self._requests = Counter(
             "headrace:requests",
-            "Calls by outcome: a finish reason, or the error's name.",
+            f"Calls by outcome: a finish reason, the error's name, or {DISCONNECTED!r} where the client went first.",
             ("model_name", "outcome"),
             registry=self.registry,
         )
@@ -51,9 +56,13 @@ class RouterMetrics:
             "headrace:open_streams", "Requests this router delivers now.", ("model_name",), registry=self.registry
         ).labels(model)
 
-    def refused(self, error: Exception) -> None:
-        """A call that became no request."""
+    def refused(self, error: HeadraceError) -> None:
+        """A call that became no request, or whose stream broke."""
         self._requests.labels(self._model, type(error).__name__).inc()
+
+    def disconnected(self) -> None:
+        """A client that went before its answer's end, or took nothing of it for the stall limit."""
+        self._requests.labels(self._model, DISCONNECTED).inc()
 
     def accepted(self, prompt_tokens: int) -> None:
         self._prompt_tokens.inc(prompt_tokens)
@@ -92,6 +101,13 @@ class RequestTimer:
                 self._end(now, event)
             elif event.token_ids:
                 self._tokens(now, event)
+
+    def unfinished(self, error: HeadraceError | None) -> None:
+        """The stream was left before its last choice's end: it broke with `error`, or else its client went."""
+        if error is None:
+            self._metrics.disconnected()
+        else:
+            self._metrics.refused(error)
 
     def _tokens(self, now: float, event: Delta) -> None:
         metrics = self._metrics
@@ -170,7 +186,8 @@ class BoardCollector(Collector):
         return family
 
     def _store_counts(self, census: Census) -> Metric:
-        family = GaugeMetricFamily("headrace:store_requests", "Requests in the store that have not ended.", labels=("model_name", "state"))
+        text = "Requests in the store that have not ended."
+        family = GaugeMetricFamily("headrace:store_requests", text, labels=("model_name", "state"))
         for state, count in {"waiting": census.waiting, "bound": census.bound}.items():
             family.add_metric((self._model, state), count)
         return family

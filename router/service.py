@@ -77,9 +77,7 @@ class RouterService:
         self._board = BoardView(store)
         self._estimate = OutputEstimate()
         self._slot_tag = model_tag(config.cluster_id, config.model_name)
-        self._delivery = Delivery(
-            store, f"router-{secrets.token_hex(4)}", tokenizer, stall_limit_s=config.stall_limit_s
-        )
+        self._delivery = Delivery(store, f"router-{secrets.token_hex(4)}", tokenizer)
         self._capacity: Capacity | None = None
         """Of the last board that had a live worker."""
         self._draining = False
@@ -119,8 +117,12 @@ class RouterService:
         Raises HeadraceError; then nothing of the call is in the store, or what may be is being cancelled.
         """
         started_s = time.monotonic()
-        with self.noting_refusals():
-            return await self._submit(call, started_s)
+        try:
+            with self.noting_refusals():
+                return await self._submit(call, started_s)
+        except asyncio.CancelledError:
+            self.metrics.disconnected()
+            raise
 
     @contextlib.contextmanager
     def noting_refusals(self) -> Iterator[None]:
@@ -208,7 +210,7 @@ class RouterService:
         # Once more, after tokenising: behind this line the stream counts as open, and a drain waits for it.
         self._refuse_when_draining()
         asked_as = self._delivery.membership.router
-        stream = self._delivery.open(request, observe)
+        stream = self._delivery.open(request, observe, timer.unfinished)
         try:
             admitted = await self._ask_to_admit(self._admit_call(call, request, board, asked_as))
         except BaseException:

@@ -12,7 +12,7 @@ import logging
 import time
 from collections.abc import Callable, Coroutine, Iterator
 
-from headrace.errors import Cancelled, HeadraceError, Moved
+from headrace.errors import HeadraceError, Moved
 from headrace.events import Delta, Finished
 from headrace.frame import FinishReason
 from headrace.request import Request
@@ -47,13 +47,11 @@ class Delivery:
         name: str,
         tokenizer: Tokenizer,
         *,
-        stall_limit_s: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.membership = Membership(store, name, self._on_sweep, self._on_rejoin)
         self._store = store
         self._tokenizer = tokenizer
-        self._stall_limit_s = stall_limit_s
         self._clock = clock
         self._streams: dict[str, RequestStream] = {}
         self.idle = asyncio.Event()
@@ -94,14 +92,26 @@ class Delivery:
         await asyncio.gather(*self._loops, *self._tasks, return_exceptions=True)
         await self.membership.leave()
 
-    def open(self, request: Request, observe: Observer) -> RequestStream:
-        """A stream for a request about to be admitted: frames may come before `admit` has replied."""
+    def open(
+        self, request: Request, observe: Observer, on_unfinished: Callable[[HeadraceError | None], None]
+    ) -> RequestStream:
+        """A stream for a request about to be admitted: frames may come before `admit` has replied.
+
+        `observe` sees the events before the client does; `on_unfinished` hears of a stream left before its end, with
+        the error that broke it, if any.
+        """
         prompt_tokens = len(request.prompt_token_ids)
         choices = tuple(
             ChoiceProgress(i, prompt_tokens, TextStream(self._tokenizer, request.sampling)) for i in range(request.n)
         )
         stream = RequestStream(
-            request.id, request.tenant, choices, on_leave=self._on_leave, observe=observe, clock=self._clock
+            request.id,
+            request.tenant,
+            choices,
+            on_leave=self._on_leave,
+            observe=observe,
+            on_unfinished=on_unfinished,
+            clock=self._clock,
         )
         self._streams[request.id] = stream
         self.idle.clear()
@@ -127,8 +137,7 @@ class Delivery:
 
     def _on_leave(self, stream: RequestStream) -> None:
         self.forget(stream.request_id)
-        ended = all(choice.finished for choice in stream.choices)
-        if not ended and not isinstance(stream.error, Moved):
+        if not stream.finished and not isinstance(stream.error, Moved):
             self.cancel_soon(stream.request_id, stream.owner_epoch)
 
     async def _cancel(self, request_id: str, owner_epoch: int | None) -> None:
@@ -223,7 +232,6 @@ class Delivery:
     async def _reconcile(self) -> None:
         while True:
             await asyncio.sleep(RECONCILE_INTERVAL_S)
-            self._end_stalled()
             try:
                 owned = frozenset(await self._store.owned(self.membership.router))
             except HeadraceError:
@@ -251,14 +259,6 @@ class Delivery:
         for stream in silent[:RECONCILE_BATCH]:
             stream.last_looked_s = now
             self._catch_up_soon(stream)
-
-    def _end_stalled(self) -> None:
-        now = self._clock()
-        for stream in list(self._streams.values()):
-            since = stream.unread_since_s
-            if since is not None and now - since > self._stall_limit_s and not stream.complete:
-                stream.break_with(Cancelled(f"the reader took nothing for {self._stall_limit_s:g} s"))
-                self.cancel_soon(stream.request_id, stream.owner_epoch)
 
     def _spawn(self, work: Coroutine[object, object, None]) -> None:
         task = asyncio.create_task(work)

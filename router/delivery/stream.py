@@ -35,6 +35,7 @@ class RequestStream:
         *,
         on_leave: Callable[[RequestStream], None],
         observe: Callable[[tuple[Delta | Finished, ...]], None],
+        on_unfinished: Callable[[HeadraceError | None], None],
         clock: Callable[[], float],
     ) -> None:
         self.request_id = request_id
@@ -48,10 +49,9 @@ class RequestStream:
         """A hole was seen since the last look into the journal."""
         self.last_news_s = clock()
         self.last_looked_s = 0.0
-        self.unread_since_s: float | None = None
-        """When the oldest waiting event came; None while nothing waits."""
         self._on_leave = on_leave
         self._observe = observe
+        self._on_unfinished = on_unfinished
         self._clock = clock
         self._events: list[Event] = []
         self._error: HeadraceError | None = None
@@ -59,9 +59,14 @@ class RequestStream:
         self._left = False
 
     @property
+    def finished(self) -> bool:
+        """Every choice has ended; events may still wait to be read."""
+        return all(choice.finished for choice in self.choices)
+
+    @property
     def complete(self) -> bool:
-        """Every choice has ended or the stream broke; events may still wait to be read."""
-        return self._error is not None or all(choice.finished for choice in self.choices)
+        """Finished, or the stream broke: no more events will come."""
+        return self._error is not None or self.finished
 
     @property
     def error(self) -> HeadraceError | None:
@@ -99,6 +104,8 @@ class RequestStream:
         """The reader is gone; tells delivery once."""
         if not self._left:
             self._left = True
+            if not self.finished:
+                self._on_unfinished(self._error)
             self._on_leave(self)
 
     def _append(self, event: Event) -> None:
@@ -114,8 +121,6 @@ class RequestStream:
         self._wake()
 
     def _wake(self) -> None:
-        if self.unread_since_s is None:
-            self.unread_since_s = self._clock()
         self._ready.set()
 
     def __aiter__(self) -> RequestStream:
@@ -129,9 +134,7 @@ class RequestStream:
                 raise StopAsyncIteration
             self._ready.clear()
             await self._ready.wait()
-        event = self._events.pop(0)
-        self.unread_since_s = self._clock() if self._events else None
-        return event
+        return self._events.pop(0)
 
     async def __aenter__(self) -> RequestStream:
         return self

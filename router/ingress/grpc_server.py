@@ -17,8 +17,8 @@ from google.protobuf.message import DecodeError, Message
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from headrace.errors import BodyTooLarge, HeadraceError, InvalidRequest, UnknownRequest
-from headrace.events import Finished
+from headrace.errors import BodyTooLarge, Cancelled, HeadraceError, InvalidRequest, UnknownRequest
+from headrace.events import Event, Finished
 from headrace.undecodable import undecodable
 from headrace.v1 import inference_pb2 as pb
 from headrace.wire import (
@@ -36,6 +36,7 @@ from router.service import RouterService
 SERVICE = "headrace.v1.Inference"
 HEALTH_INTERVAL_S = 0.5
 DEFAULT_TENANT = "default"
+ABORT_LIMIT_S = 5.0
 
 _OPTIONS = (
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
@@ -103,9 +104,18 @@ class InferenceServicer:
         async with await self._service.submit(call) as stream:
             async for event in stream:
                 error = error_from_finish(event) if isinstance(event, Finished) else None
-                await context.write(event_to_proto(event))
+                await self._write(context, event)
                 if error is not None:
                     raise error
+
+    async def _write(self, context: Context, event: Event) -> None:
+        """Raises Cancelled for a reader that keeps its call open and takes nothing: it must not hold a place."""
+        limit_s = self._service.config.stall_limit_s
+        try:
+            async with asyncio.timeout(limit_s):
+                await context.write(event_to_proto(event))
+        except TimeoutError:
+            raise Cancelled(f"the reader took nothing for {limit_s:g} s") from None
 
 
 def _call(model: str, prompt: Prompt, sampling: Any, context: Context, prompt_field: str) -> Call:
@@ -144,10 +154,13 @@ def _told(work: Callable[[bytes, Context], Awaitable[Any]]) -> Callable[[bytes, 
     return method
 
 
-async def _abort(context: Context, error: HeadraceError) -> NoReturn:
+async def _abort(context: Context, error: HeadraceError) -> None:
     status = status_from_error(error)
-    await context.abort(status.code, status.message, trailing_metadata=status.metadata)
-    raise AssertionError("abort raises")
+    # The status waits behind what was written before it. A reader that takes nothing gets it when it reads again;
+    # nobody here waits for that.
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(ABORT_LIMIT_S):
+            await context.abort(status.code, status.message, trailing_metadata=status.metadata)
 
 
 def _not_yet(sentence: str) -> Callable[[bytes, Context], Awaitable[NoReturn]]:

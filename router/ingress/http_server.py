@@ -14,6 +14,7 @@ from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from headrace.errors import HeadraceError
+from router.config import RouterConfig
 
 MAX_HEAD_BYTES = 64 << 10
 """Request line and headers together."""
@@ -23,10 +24,47 @@ KEEP_ALIVE_S = 75
 """Longer than the idle limit of common proxies, so that they close first and never race with our close."""
 
 
-class _JsonProtocol(H11Protocol):
-    """Tells a request that is not HTTP, or whose head is too long, so in the shape of every other error."""
+class _Config(uvicorn.Config):
+    stall_limit_s: float
 
+
+class _Protocol(H11Protocol):
+    """Tells a request that is not HTTP, or whose head is too long, so in the shape of every other error; does not wait
+    for ever for a client that reads nothing.
+    """
+
+    config: _Config
     _refused = False
+    _stall: asyncio.TimerHandle | None = None
+
+    def pause_writing(self) -> None:
+        """The client takes less than is written for it: from here on the response waits."""
+        super().pause_writing()
+        self._watch(self.transport.get_write_buffer_size())
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._unwatch()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._unwatch()
+        super().connection_lost(exc)
+
+    def _watch(self, waiting: int) -> None:
+        self._stall = self.loop.call_later(self.config.stall_limit_s, self._end_if_stalled, waiting)
+
+    def _unwatch(self) -> None:
+        if self._stall is not None:
+            self._stall.cancel()
+            self._stall = None
+
+    def _end_if_stalled(self, waiting: int) -> None:
+        """Ends the connection of a client that took nothing for the stall limit; the exchange sees it as gone."""
+        left = self.transport.get_write_buffer_size()
+        if left < waiting:
+            self._watch(left)
+        else:
+            self.transport.abort()
 
     def data_received(self, data: bytes) -> None:
         if not self._refused:
@@ -56,12 +94,15 @@ class _Server(uvicorn.Server):
 class HttpServer:
     """Start, then stop; `port` is the real one also where 0 was asked for."""
 
-    def __init__(self, app: ASGIApp, host: str, port: int) -> None:
+    def __init__(
+        self, app: ASGIApp, host: str, port: int, *, stall_limit_s: float = RouterConfig.stall_limit_s
+    ) -> None:
+        """A client that takes nothing of what waits for it loses its connection after `stall_limit_s`."""
         self._socket = _listening_socket(host, port)
         self.port: int = self._socket.getsockname()[1]
-        config = uvicorn.Config(
+        config = _Config(
             app,
-            http=_JsonProtocol,
+            http=_Protocol,
             ws="none",
             lifespan="off",
             access_log=False,
@@ -71,6 +112,7 @@ class HttpServer:
             timeout_keep_alive=KEEP_ALIVE_S,
             h11_max_incomplete_event_size=MAX_HEAD_BYTES,
         )
+        config.stall_limit_s = stall_limit_s
         self._config = config
         self._server = _Server(config)
         self._serving: asyncio.Task[None] | None = None

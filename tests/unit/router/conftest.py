@@ -42,6 +42,8 @@ TEMPLATE = (
     "{{ '<|start|>assistant\\n' }}"
 )
 
+MOST_STEPS_AFTER_CLOSE = 10
+
 Script = Callable[[tuple[int, ...]], Sequence[int]]
 
 
@@ -106,7 +108,9 @@ class Reciter:
     fail_next: str = ""
     seen: list[str] = field(default_factory=list)
     cancelled_at: dict[str, int] = field(default_factory=dict)
-    """Request → its output tokens when the cancel came."""
+    """Request → iterations made when its cancel was read."""
+    batches: list[frozenset[str]] = field(default_factory=list)
+    """Per iteration: the requests it computed."""
 
     def __post_init__(self) -> None:
         self.worker = incarnation("reciter")
@@ -152,13 +156,14 @@ class Reciter:
             answer = self.script(request.prompt_token_ids)
             self._batch[request.id] = Running(entry.bound, answer, TextStream(self.tokenizer, request.sampling))
         elif entry.kind == "cancel" and (running := self._batch.pop(entry.request_id, None)) is not None:
-            self.cancelled_at[entry.request_id] = running.index
+            self.cancelled_at[entry.request_id] = self.iterations
             return running.end(FinishReason.CANCELLED, "")
         return None
 
     def _compute(self) -> tuple[Part, ...]:
         self.iterations += 1
         self._iterations_left -= 1
+        self.batches.append(frozenset(self._batch))
         if self.fail_next:
             parts = [running.end(FinishReason.FAILED, self.fail_next) for running in self._batch.values()]
             self.fail_next = ""
@@ -218,6 +223,25 @@ class Rig:
             assert time.monotonic() < give_up
             await self.store.deliveries("nobody", "0", 20)
 
+    async def assert_gone_at_once(self, request_id: str, received: int) -> None:
+        """After its client went with `received` tokens: the worker, at 20 ms a step, makes few more with the request
+        before it reads the cancel (the second look of reconciliation would be fifty later), and at most one after.
+        """
+        while request_id not in self.reciter.cancelled_at:
+            assert len(self.reciter.batches) <= received + MOST_STEPS_AFTER_CLOSE
+            self.reciter.hold(after=1)
+            await self.store.deliveries("nobody", "0", 20)
+        self.reciter.go_on()
+        await self.post("/v1/completions", prompt="neighbour", max_tokens=8)
+        later = self.reciter.batches[self.reciter.cancelled_at[request_id] :]
+        assert len(later) >= 8, "others went on"
+        assert sum(request_id in batch for batch in later) <= 1
+        await self.idle()
+        status = await self.store.status(request_id)
+        assert status is not None
+        assert status.finishes == ("cancelled",)
+        assert status.journal_lengths[0] <= received + MOST_STEPS_AFTER_CLOSE + 1
+
     async def idle(self) -> None:
         """Returns when nothing waits or runs any more; fails after 5 s."""
         give_up = time.monotonic() + 5
@@ -252,7 +276,8 @@ async def rig(twin: Twin, tokenizer: Tokenizer, config: RouterConfig, reciter: R
     store = TwinStore(twin)
     service = RouterService(config, store, tokenizer, ChatTemplate.load(config.model_path))
     await service.start()
-    rpc, web = GrpcServer(service, "127.0.0.1", 0), HttpServer(build_app(service), "127.0.0.1", 0)
+    rpc = GrpcServer(service, "127.0.0.1", 0)
+    web = HttpServer(build_app(service), "127.0.0.1", 0, stall_limit_s=config.stall_limit_s)
     await rpc.start()
     await web.start()
     address, url = f"127.0.0.1:{rpc.port}", f"http://127.0.0.1:{web.port}"

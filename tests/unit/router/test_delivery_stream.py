@@ -43,6 +43,7 @@ def _stream(choices: int = 1, left: list[RequestStream] | None = None) -> Reques
         tuple(_progress(i) for i in range(choices)),
         on_leave=gone.append,
         observe=lambda events: None,
+        on_unfinished=lambda error: None,
         clock=lambda: 1.0,
     )
 

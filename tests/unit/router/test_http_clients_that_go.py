@@ -9,6 +9,10 @@ from typing import Any
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
+from headrace.errors import Moved
+from headrace.sampling import SamplingParams
+from router.admission.call import Call, TextPrompt
+
 
 async def _open(rig: Any, body: dict[str, object]) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     reader, writer = await asyncio.open_connection("127.0.0.1", int(rig.base_url.rsplit(":", 1)[1]))
@@ -20,16 +24,17 @@ async def _open(rig: Any, body: dict[str, object]) -> tuple[asyncio.StreamReader
 
 async def test_closing_a_stream_cancels(rig: Any) -> None:
     rig.reciter.hold(after=3)
+    text = ""
     async with rig.http.stream(
         "POST", "/v1/completions", json={"model": "reciter", "prompt": "x", "max_tokens": 500, "stream": True}
     ) as response:
         async for line in response.aiter_lines():
             if line.startswith("data: "):
                 request_id = json.loads(line[6:])["id"]
-                break
-    await rig.idle()
-    assert (await rig.store.status(request_id)).finishes == ("cancelled",)
-    assert rig.reciter.cancelled_at[request_id] <= 3
+                text += json.loads(line[6:])["choices"][0]["text"]
+                if len(text) == 3:
+                    break
+    await rig.assert_gone_at_once(request_id, received=3)
 
 
 async def test_going_during_a_call_without_a_stream_cancels(rig: Any) -> None:
@@ -75,18 +80,60 @@ async def test_many_streams_at_once_finish_and_leave_nothing(rig: Any) -> None:
     assert (await rig.store.audit()).stray_keys == 0
 
 
-async def test_metrics_say_what_happened(rig: Any) -> None:
-    await rig.post("/v1/completions", prompt="four", max_tokens=6, temperature=0)
-    await rig.events("/v1/completions", prompt="four", max_tokens=6, temperature=0)
-    await rig.post("/v1/completions", prompt="four", max_tokens=0)
-    await rig.idle()
+async def _samples(rig: Any) -> dict[tuple[str, ...], float]:
     text = (await rig.http.get("/metrics")).text
-    samples = {
+    return {
         (sample.name, *sorted(value for name, value in sample.labels.items() if name not in ("model_name", "worker"))):
         sample.value
         for family in text_string_to_metric_families(text)
         for sample in family.samples
     }  # fmt: skip
+
+
+async def test_metrics_count_clients_that_went_apart_from_cancels(rig: Any) -> None:
+    """One goes while it is served, one while it is still admitted; one is cancelled by its id; one is moved away."""
+    rig.reciter.hold()
+    reader, writer = await _open(rig, {"prompt": "x", "max_tokens": 500, "stream": True})
+    await reader.readuntil(b"200 OK")
+    writer.close()
+    await rig.idle()
+    admit, asked = rig.store.admit, asyncio.Event()
+
+    async def never_answered(call: Any) -> Any:
+        await admit(call)
+        asked.set()
+        await asyncio.Event().wait()
+
+    rig.store.admit = never_answered
+    _, writer = await _open(rig, {"prompt": "x", "max_tokens": 500})
+    await asyncio.wait_for(asked.wait(), 5)
+    rig.store.admit = admit
+    writer.close()
+    await rig.idle()
+    async with await rig.service.submit(_call()) as stream:
+        await rig.service.cancel(stream.request_id)
+        async for _ in stream:
+            pass
+    async with await rig.service.submit(_call()) as stream:
+        stream.break_with(Moved("elsewhere"))
+    await rig.store.cancel(stream.request_id)
+    await rig.idle()
+    samples = await _samples(rig)
+    outcomes = {key[1]: count for key, count in samples.items() if key[0] == "headrace:requests_total"}
+    assert outcomes == {"disconnected": 2, "cancelled": 1, "Moved": 1}
+    assert samples["headrace:e2e_request_latency_seconds_count",] == 1, "only the one that heard how it ended"
+
+
+def _call() -> Call:
+    return Call("", TextPrompt("x"), SamplingParams(max_tokens=400))
+
+
+async def test_metrics_say_what_happened(rig: Any) -> None:
+    await rig.post("/v1/completions", prompt="four", max_tokens=6, temperature=0)
+    await rig.events("/v1/completions", prompt="four", max_tokens=6, temperature=0)
+    await rig.post("/v1/completions", prompt="four", max_tokens=0)
+    await rig.idle()
+    samples = await _samples(rig)
     assert samples["headrace:prompt_tokens_total",] == 8
     assert samples["headrace:generation_tokens_total",] == 12
     assert samples["headrace:requests_total", "length"] == 2
