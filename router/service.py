@@ -40,6 +40,7 @@ from router.board_view import SLOWEST_START_S, BoardView
 from router.config import RouterConfig
 from router.delivery.hub import Delivery
 from router.delivery.stream import RequestStream
+from router.field_names import loggable
 from router.metrics import RouterMetrics
 from router.placement.choose import PlacementRequest, choose
 from router.prompting import PromptEncoder
@@ -133,7 +134,7 @@ class RouterService:
             if isinstance(error, Unavailable) and error.retry_after_s is None:
                 error.retry_after_s = STORE_RETRY_S
             self.metrics.refused(error)
-            log.info("refused: %s", type(error).__name__, extra={"field": error.field})
+            log.info("refused: %s", type(error).__name__, extra={"field": loggable(error.field)})
             raise
 
     async def cancel(self, request_id: str) -> bool | None:

@@ -174,7 +174,7 @@ class Engine:
         try:
             generation.accept(sampled.token_id)
         except Exception as error:  # text of odd tokens is the one part of it that others' files decide
-            logger.exception("request %s cannot take token %d", generation.bound.request.id, sampled.token_id)
+            logger.exception("request %s cannot take its next token", generation.bound.request.id)
             return f"token {sampled.token_id} cannot be taken: {type(error).__name__}: {error}"
         return ""
 

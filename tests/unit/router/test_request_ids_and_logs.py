@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import logging
+from typing import Any
 
 import pytest
 
 from headrace.errors import InvalidRequest
 from headrace.logs import MAX_VALUE_CHARS, JsonFormatter
+from router.field_names import OTHER, loggable
 from router.ingress.asgi_exchange import checked_request_id
 from router.request_id import mint_request_id
 
@@ -53,4 +55,30 @@ def test_a_logged_fault_keeps_its_trace_in_one_line() -> None:
         record = logging.makeLogRecord({"msg": "failed", "exc_info": (ValueError, error, error.__traceback__)})
     text = JsonFormatter().format(record)
     assert "\n" not in text
-    assert json.loads(text)["error"] == "ValueError('broken')"
+    assert json.loads(text)["error"] == "ValueError"
+
+
+@pytest.mark.parametrize(
+    "field",
+    [None, "prompt", "messages[3].content[0].type", "stop[1]", "stream_options.include_usage", "tools", "x-request-id"],
+)
+def test_the_names_of_our_own_fields_may_be_logged(field: str | None) -> None:
+    assert loggable(field) == field
+
+
+@pytest.mark.parametrize(
+    "field",
+    ["", "my_diagnosis", "stream_options.my_diagnosis", "prompt.", "prompt[x]", "prompt\nx", "stop[1" + "0" * 99],
+)
+def test_a_name_that_a_client_made_up_may_not(field: str) -> None:
+    assert loggable(field) == OTHER
+
+
+async def test_a_refusal_is_logged_without_what_the_client_wrote(rig: Any, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    for body in ({"my diagnosis": 1}, {"stream": True, "stream_options": {"my diagnosis": 1}}, {"max_tokens": 0}):
+        reply = await rig.post("/v1/completions", **{"prompt": "my diagnosis is", **body})
+        assert reply.status_code == 400
+    refusals = [record for record in caplog.records if record.getMessage() == "refused: InvalidRequest"]
+    assert [vars(record)["field"] for record in refusals] == ["other", "other", "max_tokens"]
+    assert not any("diagnosis" in JsonFormatter().format(record) for record in caplog.records)
