@@ -23,7 +23,7 @@ from typing import Protocol
 from headrace.errors import HeadraceError, Unavailable
 from headrace.frame import Frame, Part
 from headrace.request import BoundRequest
-from headrace.store.interface import InboxEntry, State, SyncStore
+from headrace.store.interface import InboxEntry, Reported, State, SyncStore
 
 logger = logging.getLogger(__name__)
 
@@ -35,6 +35,7 @@ KEEP_ACKNOWLEDGED_S = 5.0
 """How long acknowledged frames are kept for a store that lost its end."""
 MIN_STEP_LIMIT_S = 3.0
 OFFERS_AT_ONCE = 8
+STOP_S = 6.0
 
 
 class EnginePort(Protocol):
@@ -91,7 +92,6 @@ class Link:
         self._incarnation = new_incarnation()
         self._seq = 0
         self._acknowledged: deque[tuple[float, Frame]] = deque()
-        self._last_contact_s: float | None = None
         self._joined = threading.Event()
         self._offered_back_s = -BEAT_S
         self._stopping = threading.Event()
@@ -111,11 +111,6 @@ class Link:
         """A step older than this loses the lease."""
         return self._step_limit_s
 
-    @property
-    def last_contact_age_s(self) -> float | None:
-        """Seconds since the store last acknowledged something; None before it ever did."""
-        return None if self._last_contact_s is None else self._clock() - self._last_contact_s
-
     def start(self) -> None:
         loops = (("link-inbox", self._inbox_loop), ("link-report", self._report_loop))
         self._threads = [
@@ -134,17 +129,26 @@ class Link:
         """True once the store has accepted this incarnation's first report."""
         return self._joined.wait(timeout_s)
 
-    def stop(self, timeout_s: float = 5.0) -> None:
-        """Ends both threads and the lease; what is still held is re-queued by the store at once."""
+    def stop(self, timeout_s: float = STOP_S) -> None:
+        """Ends both threads and the lease; what is still held is re-queued by the store at once.
+
+        Returns within `timeout_s` also while the store is away; then the lease lapses by itself.
+        """
+        began_s = time.monotonic()
         self._stopping.set()
         for thread in self._threads:
-            thread.join(timeout_s)
+            thread.join(max(0.0, began_s + timeout_s / 2 - time.monotonic()))
+        leaving = threading.Thread(target=self._leave, name="link-leave", daemon=True)
+        leaving.start()
+        leaving.join(max(0.0, began_s + timeout_s - time.monotonic()))
+        self._report_store.close()
+        self._inbox_store.close()
+
+    def _leave(self) -> None:
         try:
             self._report_store.leave(self._incarnation)
         except HeadraceError as error:
             logger.warning("could not leave the board: %s", error)
-        self._report_store.close()
-        self._inbox_store.close()
 
     # ---- frames out ------------------------------------------------------------------------------------------------
 
@@ -186,38 +190,42 @@ class Link:
             retry_s = min(RETRY_MOST_S, retry_s * 2)
 
     def _report(self, frame: Frame) -> bool:
-        """One call. False when the frame is void because the incarnation was fenced."""
+        """One call, and one more for what the store has lost. False when the frame is void: we were fenced."""
+        reply = self._send(frame)
+        if reply is None or not reply.resend:
+            return reply is not None
+        rebuilt = {wanted: self._rebuild(frame, *wanted) for wanted in reply.resend}
+        self._hand_back(frame, [wanted[0] for wanted, part in rebuilt.items() if part is None])
+        missing = tuple(part for part in rebuilt.values() if part is not None)
+        if not missing:
+            return True
+        reply = self._send(replace(frame, parts=missing))
+        if reply is None:
+            return False
+        self._hand_back(frame, [request_id for request_id, _, _ in reply.resend])
+        return True
+
+    def _send(self, frame: Frame) -> Reported | None:
+        """The store's reply, what it dropped forgotten; None when it fenced us, and we go on as somebody new."""
         self._seq += 1
         stamped = replace(frame, load=replace(frame.load, seq=self._seq))
         reply = self._report_store.report(self._incarnation, stamped)
-        self._last_contact_s = self._clock()
         if reply.fenced:
             self._rejoin()
-            return False
+            return None
         self._joined.set()
         epochs = {part.request_id: part.epoch for part in frame.parts}
         for request_id in reply.dropped:
             self._engine.forget(request_id, epochs.get(request_id))
-        if reply.resend:
-            self._resend(frame, reply.resend)
-        return True
+        return reply
 
-    def _resend(self, frame: Frame, wanted: tuple[tuple[str, int, int], ...]) -> None:
-        """The store lost the end of a journal: rebuild it from frames kept, else hand the request back to the queue."""
-        parts: list[Part] = []
-        for request_id, choice, from_index in wanted:
-            rebuilt = self._rebuild(frame, request_id, choice, from_index)
-            if rebuilt is None:
-                logger.error("journal gap of %s cannot be filled: handed back", request_id)
-                epoch = next(p.epoch for p in frame.parts if p.request_id == request_id)
-                self._engine.forget(request_id, epoch)
-                self._report_store.release(self._incarnation, request_id, epoch)
-            else:
-                parts.append(rebuilt)
-        if parts:
-            self._seq += 1
-            load = replace(frame.load, seq=self._seq)
-            self._report_store.report(self._incarnation, replace(frame, load=load, parts=tuple(parts)))
+    def _hand_back(self, frame: Frame, request_ids: list[str]) -> None:
+        """For journals whose lost end is no longer known here: whoever gets them next goes on from what is left."""
+        for request_id in request_ids:
+            logger.error("journal gap of %s cannot be filled: handed back", request_id)
+            epoch = next(part.epoch for part in frame.parts if part.request_id == request_id)
+            self._engine.forget(request_id, epoch)
+            self._report_store.release(self._incarnation, request_id, epoch)
 
     def _rebuild(self, frame: Frame, request_id: str, choice: int, from_index: int) -> Part | None:
         frames = [*(kept for _, kept in self._acknowledged), frame]
@@ -288,7 +296,7 @@ class Link:
         """Tells the clients of requests that cannot be read here: no worker of this release could."""
         for entry in entries:
             if entry.damaged:
-                logger.error("request %s is ended: %s", entry.request_id, entry.damaged)
+                logger.error("request %s is ended: its record cannot be read", entry.request_id)
                 self._inbox_store.end(entry.request_id, State.FAILED, entry.damaged)
 
     def _take(self, entry: InboxEntry) -> None:

@@ -270,7 +270,8 @@ class SyncStore(Protocol):
     def inbox(self, worker: str, after_id: str, block_ms: int) -> tuple[InboxEntry, ...]: ...
     def release(self, worker: str, request_id: str, epoch: int, *, only_if_room_elsewhere: bool = False) -> bool:
         """Hands back unstarted (or drained) work to the queue at its rank; only its holder may. With
-        `only_if_room_elsewhere` nothing happens (False) unless another worker would take it now."""
+        `only_if_room_elsewhere` nothing happens (False) unless another worker would take it now, and after a few times
+        nothing happens any more: it stays where it is."""
         ...
 
     def end(self, request_id: str, state: State, detail: str) -> bool:

@@ -20,6 +20,8 @@ CLAIMS = 32
 SKIP_LIMIT = 16
 """How often the head of the fair order may be overtaken before a worker is reserved for it."""
 WORKERS_TRIED = 32
+HAND_BACKS = 3
+"""How often a request that could not start may be handed on to a worker with room; then it stays where it is."""
 MOVES = 256
 """Most requests of lost incarnations that one call moves."""
 DUES = 128

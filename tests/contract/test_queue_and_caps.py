@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from headrace.frame import FinishReason
 from headrace.store.interface import Admitted, Refusal, Refused, State
-from headrace.store.limits import SKIP_LIMIT
+from headrace.store.limits import HAND_BACKS, SKIP_LIMIT
 from tests.contract.store_pair import OTHER_WORKER, ROUTER, WORKER, StorePair, part
 
 
@@ -147,6 +147,24 @@ async def test_unstarted_work_moves_only_where_there_is_room(pair: StorePair) ->
     assert pair.link.release(WORKER, "q1", 1, only_if_room_elsewhere=True)
     entry = pair.link.inbox(OTHER_WORKER, "0-0", 0)[0]
     assert (entry.request_id, entry.epoch) == ("q1", 2)
+
+
+async def test_unstarted_work_is_not_passed_to_and_fro_for_ever(pair: StorePair) -> None:
+    """Each of two workers says that it has room, and cannot start it when it comes."""
+    pair.report(WORKER, credit=4)
+    await pair.bound("q1")
+    pair.report(OTHER_WORKER, credit=4)
+    holders, epoch = [WORKER, OTHER_WORKER], 1
+    while pair.link.release(holders[0], "q1", epoch, only_if_room_elsewhere=True):
+        holders.reverse()
+        epoch += 1
+        assert epoch <= 10, "it would go on for ever"
+        status = await pair.router.status("q1")
+        assert status is not None
+        assert (status.worker, status.epoch) == (holders[0], epoch)
+        pair.report(holders[1], credit=4)
+    assert epoch == 1 + HAND_BACKS
+    assert pair.link.release(holders[0], "q1", epoch), "a drain still hands it on"
 
 
 async def test_a_wait_beyond_the_deadline_is_refused_with_the_number(pair: StorePair) -> None:

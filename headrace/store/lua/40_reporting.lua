@@ -244,12 +244,16 @@ local function has_room_elsewhere(s, id, worker)
 end
 
 -- Back to the queue at its rank, for other workers; only its holder of this epoch may. With a[4], only while another
--- worker has room for it.
+-- worker has room for it, and not for ever: two workers must not play it to each other.
 local function release(s, a)
   local worker, id, epoch = a[1], a[2], a[3] .. ':'
   local value = call('HGET', key_held(s, worker), id)
   if not value or string.sub(value, 1, #epoch) ~= epoch then return {0} end
-  if a[4] == 1 and not has_room_elsewhere(s, id, worker) then return {0} end
+  if a[4] == 1 then
+    local backs = num(call('HGET', key_req(s, id), 'backs'))
+    if backs >= HAND_BACKS or not has_room_elsewhere(s, id, worker) then return {0} end
+    call('HSET', key_req(s, id), 'backs', backs + 1)
+  end
   requeue(s, id, worker)
   claim_all(s, {}, worker)
   return {1}

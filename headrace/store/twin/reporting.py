@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from headrace.store.interface import LEASE_MS
 from headrace.store.keys import name_of
+from headrace.store.limits import HAND_BACKS
 from headrace.store.parts import pack_part
 from headrace.store.twin.binding import (
     claim_all,
@@ -202,13 +203,16 @@ def _finish(s: Slot, request_id: str, choice: int, finish: str, detail: str) -> 
 
 def release(s: Slot, *argument: object) -> Reply:
     """Back to the queue at its rank, for other workers; only its holder of this epoch may. With a fourth argument of
-    1, only while another worker has room for it."""
+    1, only while another worker has room for it, and at most HAND_BACKS times."""
     worker, request_id, epoch = str(argument[0]), str(argument[1]), argument[2]
     value = s.ks.hget(s.keys.held(worker), request_id)
     if value is None or not value.startswith(f"{epoch}:"):
         return [0]
-    if argument[3] == 1 and not has_room_elsewhere(s, request_id, worker):
-        return [0]
+    if argument[3] == 1:
+        record = s.keys.request(request_id)
+        if s.ks.hnum(record, "backs") >= HAND_BACKS or not has_room_elsewhere(s, request_id, worker):
+            return [0]
+        s.ks.hincrby(record, "backs", 1)
     requeue(s, request_id, worker)
     claim_all(s, [], worker)
     return [1]
