@@ -19,6 +19,7 @@ from headrace.errors import HeadraceError, InvalidRequest
 from headrace.events import Accepted, Delta, Event, Finished
 from headrace.frame import FinishReason
 from headrace.sampling import SamplingParams
+from headrace.unicode import require_unicode
 from headrace.v1 import inference_pb2 as pb
 
 ERROR_KEY = "headrace-error"
@@ -90,6 +91,7 @@ def generate_request_to_proto(
     request = pb.GenerateRequest(model=model, sampling=sampling_to_proto(sampling or {}))
     try:
         if isinstance(prompt, str):
+            require_unicode(prompt, "prompt")
             request.text = prompt
         else:
             request.token_ids.ids.extend(prompt)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -47,6 +48,8 @@ Continue a text.
   echo "Once upon a time" | headrace generate -
 """
 
+_SAMPLING = ("max_tokens", "temperature", "top_p", "top_k", "seed", "stop", "ignore_eos")
+"""What has a flag of its name; the rest of a request comes from arguments and standard input."""
 _NEW, _EXIT = "/new", ("/exit", "/quit")
 _UNPRINTABLE = {code: None for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\n\t"}
 """Control characters a model might write must not steer the terminal."""
@@ -120,7 +123,19 @@ def _given(**parameters: object) -> dict[str, Any]:
 
 
 def _text_of(argument: str) -> str:
-    return sys.stdin.read().removesuffix("\n") if argument == "-" else argument
+    if argument != "-":
+        return argument
+    with _utf8_expected():
+        # Not `sys.stdin.read()`: what that makes of other bytes depends on the locale.
+        return sys.stdin.buffer.read().decode("utf-8").removesuffix("\n")
+
+
+@contextlib.contextmanager
+def _utf8_expected() -> Iterator[None]:
+    try:
+        yield
+    except UnicodeDecodeError as fault:
+        raise OperatorError(f"standard input is not UTF-8 text: byte {fault.start} is not") from fault
 
 
 def _connect(address: str | None, name: str) -> Client:
@@ -142,7 +157,8 @@ def _show(start: Callable[[], Stream], *, as_json: bool) -> str:
     try:
         return _print_as_json(start()) if as_json else _print_as_text(start())
     except InvalidRequest as error:
-        flag = f"--{error.field.replace('_', '-')}: " if error.field else ""
+        name = (error.field or "").partition("[")[0]
+        flag = f"--{name.replace('_', '-')}: " if name in _SAMPLING else ""
         raise OperatorError(f"{flag}{error.message}") from error
 
 
@@ -217,7 +233,8 @@ def _converse(answer: Callable[[str], str], forget: Callable[[], None], *, quiet
 def _read_line(prompt: str) -> str | None:
     """One line; None at the end of input. Ctrl-C at the prompt ends the conversation too."""
     try:
-        return input(prompt)
+        with _utf8_expected():
+            return input(prompt)
     except (EOFError, KeyboardInterrupt):
         if prompt:
             print()

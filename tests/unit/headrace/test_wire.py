@@ -67,6 +67,12 @@ def test_what_is_not_set_is_absent_for_the_template_to_judge() -> None:
     assert wire.chat_request_from_proto(request).messages == ({"role": "user"}, {"content": "hi"})
 
 
+def test_a_prompt_that_is_not_unicode_is_told_as_such() -> None:
+    with pytest.raises(InvalidRequest, match="not valid Unicode") as caught:
+        wire.generate_request_to_proto("a\ud800")
+    assert caught.value.field == "prompt"
+
+
 def test_a_missing_prompt_is_not_an_empty_one() -> None:
     with pytest.raises(InvalidRequest) as caught:
         wire.generate_request_from_proto(pb.GenerateRequest(model="m"))
