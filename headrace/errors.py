@@ -104,8 +104,10 @@ class ErrorRow:
 
 
 def tree(root: type[HeadraceError] = HeadraceError) -> tuple[type[HeadraceError], ...]:
-    """Every class of the tree, parents before children."""
-    return (root, *(kind for child in root.__subclasses__() for kind in tree(child)))
+    """Every class of the tree that clients can see, parents before children. (Subclasses elsewhere, such as a worker's
+    "out of memory" at start, are told to operators as their parent.)"""
+    children = (child for child in root.__subclasses__() if child.__module__ == __name__)
+    return (root, *(kind for child in children for kind in tree(child)))
 
 
 def table() -> tuple[ErrorRow, ...]:
