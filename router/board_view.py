@@ -11,6 +11,8 @@ from headrace.store.interface import BoardRow, Store
 
 MAX_AGE_S = 0.05
 """Older than one decode step of a small model: ranking tolerates it, since the store checks credit when it binds."""
+PROBE_LIMIT_S = 0.8
+"""A probe asks whether there is service now, and by default it is given a second (Kubernetes)."""
 SLOWEST_START_S = 5.0
 """When nothing is known of any worker: a client is told to come back after about one start of a small model."""
 
@@ -48,9 +50,10 @@ class BoardView:
             for row in self._rows
         )
 
-    async def live_workers(self) -> int:
-        """Workers with a live lease; 0 when the store is away."""
+    async def live_workers(self) -> int | None:
+        """Workers with a live lease; None when the store is away, or takes longer than a probe would wait."""
         try:
-            return sum(row.lease_left_ms > 0 for row in await self.rows())
-        except HeadraceError:
-            return 0
+            async with asyncio.timeout(PROBE_LIMIT_S):
+                return sum(row.lease_left_ms > 0 for row in await self.rows())
+        except (HeadraceError, TimeoutError):
+            return None

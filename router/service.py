@@ -109,8 +109,8 @@ class RouterService:
     async def readiness(self) -> Readiness:
         """Serving means: the store answers and at least one worker is live."""
         workers = await self._board.live_workers()
-        store = self._delivery.membership.store_away_since_s is None
-        return Readiness(store, workers, store and workers > 0 and not self._draining)
+        store = workers is not None and self._delivery.membership.store_away_since_s is None
+        return Readiness(store, workers or 0, store and bool(workers) and not self._draining)
 
     async def submit(self, call: Call) -> RequestStream:
         """Admits the call. The stream's first event is `Accepted`; whoever gets it must leave it (`async with`).

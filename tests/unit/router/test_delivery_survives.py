@@ -139,6 +139,16 @@ async def test_while_the_store_is_away_new_calls_are_refused_and_running_ones_re
     assert (await rig.http.get("/readyz")).status_code == 200
 
 
+async def test_a_probe_is_answered_while_the_store_hangs(rig: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    never = asyncio.Event()
+    monkeypatch.setattr(rig.store, "board", never.wait)
+    rig.service._board._read_at_s = -1.0  # or the last reading would be young enough to answer with
+    page = await asyncio.wait_for(rig.http.get("/readyz"), 5)
+    assert (page.status_code, page.json()) == (503, {"ready": False, "store": False, "workers": 0})
+    monkeypatch.undo()
+    assert (await rig.http.get("/readyz")).status_code == 200
+
+
 async def test_leaving_the_stream_cancels_and_an_end_does_not(rig: Any) -> None:
     async with await rig.service.submit(_call(3)) as stream:
         await _read(stream)

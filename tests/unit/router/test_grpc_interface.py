@@ -95,6 +95,8 @@ async def test_dropping_the_call_cancels_the_request_in_the_worker(rig: Any) -> 
 async def test_dropping_a_call_that_waits_in_the_queue_takes_it_out(rig: Any) -> None:
     rig.reciter.hold()
     rig.reciter.total_blocks = 64
+    while (await rig.store.board())[0].load.total_blocks != 64:  # else all of them would still fit
+        await rig.store.deliveries("nobody", "0", 20)
     calls = [rig.stub.Generate(pb.GenerateRequest(text="x", sampling=LONG)) for _ in range(12)]
     for call in calls:
         await call.read()
