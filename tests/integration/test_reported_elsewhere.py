@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
+import grpc
 import httpx
 import pytest
 
 from headrace import Client
 from headrace.errors import InvalidRequest
+from headrace.v1 import inference_pb2 as pb
+from headrace.v1.inference_pb2_grpc import InferenceStub
+from tests.integration.idle import assert_idle
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 
@@ -151,14 +156,64 @@ def test_equal_client_request_ids_do_not_mix_answers(running_cluster, http) -> N
 
     def ask(number: int, headers: dict[str, str]) -> str:
         prompt = f"Repeat the number {number}: {number} {number} {number} {number}"
-        body = {"model": MODEL, "prompt": prompt, "max_tokens": 16, "temperature": 0}
+        body = {"model": MODEL, "prompt": prompt, "max_tokens": 12, "temperature": 0}
         reply = httpx.post(f"{running_cluster.base_url}/v1/completions", json=body, headers=headers, timeout=60)
         return reply.json()["choices"][0]["text"]
 
-    with ThreadPoolExecutor(20) as pool:
-        mixed = list(pool.map(lambda k: ask(1000 + k, {"X-Request-Id": "same"}), range(20)))
-    alone = [ask(1000 + k, {}) for k in range(20)]
+    with ThreadPoolExecutor(12) as pool:
+        mixed = list(pool.map(lambda k: ask(1000 + k, {"X-Request-Id": "same"}), range(12)))
+    alone = [ask(1000 + k, {}) for k in range(12)]
     assert mixed == alone
+
+
+async def test_equal_client_request_ids_do_not_mix_streams_nor_cancels(running_cluster) -> None:
+    """Twelve streams under one id, over HTTP and gRPC; every fourth is cancelled, the others are as they are alone."""
+
+    def prompt(k: int) -> str:
+        return f"Repeat the number {1000 + k}: {1000 + k} {1000 + k} {1000 + k}"
+
+    async def over_http(http: httpx.AsyncClient, k: int, *, alone: bool) -> str:
+        text, headers = "", {} if alone else {"X-Request-Id": "same"}
+        body = {"model": MODEL, "prompt": prompt(k), "max_tokens": 12, "temperature": 0, "stream": True}
+        async with http.stream("POST", "/v1/completions", json=body, headers=headers) as reply:
+            assert reply.status_code == 200
+            async for line in reply.aiter_lines():
+                if line.startswith("data: {"):
+                    text += json.loads(line[6:])["choices"][0]["text"]
+                    if is_cancelled(k) and not alone:
+                        break
+        return text
+
+    async def over_grpc(stub: InferenceStub, k: int, *, alone: bool) -> str:
+        sampling = pb.SamplingParams(max_tokens=12, temperature=0)
+        metadata = () if alone else (("x-request-id", "same"),)
+        call = stub.Generate(pb.GenerateRequest(text=prompt(k), sampling=sampling), metadata=metadata)
+        text = ""
+        async for event in call:
+            text += event.delta.text
+            if event.HasField("delta") and is_cancelled(k) and not alone:
+                call.cancel()
+                break
+        return text
+
+    def is_cancelled(k: int) -> bool:
+        return k % 4 == 3
+
+    async with (
+        httpx.AsyncClient(base_url=running_cluster.base_url, timeout=60) as http,
+        grpc.aio.insecure_channel(running_cluster.grpc_address) as channel,
+    ):
+        stub = InferenceStub(channel)
+
+        async def one(k: int, *, alone: bool) -> str:
+            # By eights, so that of the cancelled ones some are HTTP's and some gRPC's.
+            return await (over_http(http, k, alone=alone) if k % 8 < 4 else over_grpc(stub, k, alone=alone))
+
+        together = await asyncio.gather(*(one(k, alone=False) for k in range(12)))
+        survivors = [k for k in range(12) if not is_cancelled(k)]
+        assert [together[k] for k in survivors] == [await one(k, alone=True) for k in survivors]
+    assert len({together[k] for k in survivors}) == len(survivors), "each prompt has an answer of its own"
+    assert_idle(running_cluster)
 
 
 @pytest.mark.parametrize(
