@@ -56,7 +56,7 @@ def why_unavailable(fault: BaseException) -> str:
         return f"the Redis user may not do this: {told}"
     if "LOADING" in upper:
         return "Redis is still loading its data"
-    if "TIMEOUT" in type(fault).__name__.upper():
+    if "TIMEOUT" in type(fault).__name__.upper() or upper.startswith("TIMEOUT"):
         return "Redis did not answer in time"
     if "SSL" in upper or "CERTIFICATE" in upper:
         return f"TLS with Redis failed: {told}"

@@ -43,6 +43,7 @@ def test_a_server_without_functions_is_refused(version: str) -> None:
         ("WRONGPASS invalid username-password pair or user is disabled.", "Redis refused the user name or password"),
         ("LOADING Redis is loading the dataset in memory", "Redis is still loading its data"),
         ("NOPERM User app has no permissions", "the Redis user may not do this: NOPERM User app has no permissions"),
+        ("Timeout reading from /run/headrace/redis.sock", "Redis did not answer in time"),
         ("boom", "Redis cannot be reached or refuses: boom"),
         ("", "Redis cannot be reached or refuses: Exception"),
     ],
