@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from cluster.environment import PREFIX, settings_from
 from cluster.errors import OperatorError
 from router.config import RouterConfig
-from workers.config import EngineConfig
+from workers.config import ATTENTIONS, EngineConfig
 
 
 class Settings(BaseModel):
@@ -77,6 +77,13 @@ class Settings(BaseModel):
     start_timeout_s: int = Field(
         300, ge=5, le=7_200, description="Seconds the start may take once the model is on disk; then it is given up."
     )
+
+    @field_validator("attention")
+    @classmethod
+    def _known_attention(cls, name: str) -> str:
+        if name not in ATTENTIONS:
+            raise ValueError(f"known are {', '.join(ATTENTIONS)}")
+        return name
 
     @field_validator("redis")
     @classmethod

@@ -49,6 +49,8 @@ from router.request_id import mint_request_id
 ADMIT_ATTEMPTS = 4
 """A reply may be lost with its connection; asking again by the same id is safe and cheap."""
 ADMIT_RETRY_S = 0.1
+ADMIT_WITHIN_S = 2.5
+"""No new attempt after this: a store that hangs is told to the client instead."""
 STORE_RETRY_S = 1.0
 """What a client is told while the store is away: about the time a restart on its AOF takes."""
 
@@ -258,13 +260,14 @@ class RouterService:
         )
 
     async def _ask_to_admit(self, call: Admit) -> Admitted | Refused:
+        give_up_s = time.monotonic() + ADMIT_WITHIN_S
         for attempt in range(ADMIT_ATTEMPTS):
             # A router that was fenced meanwhile asks as its new incarnation; the request id makes it the same request.
             call = replace(call, router=self._delivery.membership.router)
             try:
                 return await self._store.admit(call)
             except Unavailable:
-                if attempt == ADMIT_ATTEMPTS - 1:
+                if attempt == ADMIT_ATTEMPTS - 1 or time.monotonic() >= give_up_s:
                     raise
                 await asyncio.sleep(ADMIT_RETRY_S)
         raise AssertionError("unreachable: the last attempt returns or raises")

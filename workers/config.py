@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 DTYPES = ("auto", "float32", "bfloat16")
-POLICIES = ("chunked", "continuous")
+
+ATTENTIONS = ("auto", "flash", "varlen", "cpu", "reference")
 
 
 @dataclass(frozen=True)

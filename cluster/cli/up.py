@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import FrameType
 from typing import Annotated, Any
 
@@ -14,7 +15,7 @@ from cluster.cli.output import JsonOption, err, out, print_json
 from cluster.cli.progress import model_progress
 from cluster.cli.start_display import StartDisplay
 from cluster.environment import ray_address, state_folder
-from cluster.errors import AlreadyUp, StartFailed
+from cluster.errors import AlreadyUp, OperatorError, StartFailed
 from cluster.launch import RunningSupervisor, supervisor
 from cluster.launch_order import Launch
 from cluster.ports import reachable_host, require_free
@@ -99,6 +100,7 @@ def _launch(settings: Settings, *, attached: bool) -> Launch:
 
     with model_progress(err()) as progress:
         model = resolve_model(settings.model, progress=progress)
+    _check_context(settings, model.path)
     return Launch(
         settings=settings.model_dump(),
         model_path=str(model.path),
@@ -107,6 +109,14 @@ def _launch(settings: Settings, *, attached: bool) -> Launch:
         ray_address=ray_address(),
         attached=attached,
     )
+
+
+def _check_context(settings: Settings, model_path: Path) -> None:
+    """Told now rather than by every worker after it has loaded its weights."""
+    from headrace.tokenizer import Tokenizer
+
+    if settings.max_context is not None and settings.max_context > (most := Tokenizer.load(model_path).max_context):
+        raise OperatorError(f"--max-context is {settings.max_context}, more than the model's own {most} tokens")
 
 
 def _tell(state: dict[str, Any], *, detached: bool) -> None:

@@ -7,7 +7,8 @@ lacks the functions (a new one, a restart without them, FUNCTION FLUSH) gets the
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import asyncio
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Self
 
@@ -42,7 +43,7 @@ from headrace.store.interface import (
 )
 from headrace.store.keys import Keys
 from headrace.store.limits import RETRY_MS
-from headrace.store.server_check import ServerCheck, judge, why_unavailable
+from headrace.store.server_check import ServerCheck, judge, why_away, why_unavailable
 
 CALL_TIMEOUT_S = 2.0
 CONNECT_TIMEOUT_S = 2.0
@@ -68,12 +69,12 @@ def _options(retry: Any) -> dict[str, Any]:
 
 
 @contextmanager
-def _translated() -> Iterator[None]:
-    """Turns what redis raises into Unavailable with one clear sentence."""
+def _translated(tell: Callable[[BaseException], str] = why_away) -> Iterator[None]:
+    """Turns what redis raises into Unavailable with one clear sentence, that of `tell`."""
     try:
         yield
     except (RedisError, OSError, ValueError) as fault:
-        raise Unavailable(why_unavailable(fault), retry_after_s=RETRY_MS / 1000) from fault
+        raise Unavailable(tell(fault), retry_after_s=RETRY_MS / 1000) from fault
 
 
 def _is_unknown_function(fault: ResponseError) -> bool:
@@ -135,16 +136,17 @@ class AsyncRedisStore:
         await self._client.execute_command("FUNCTION", "LOAD", "REPLACE", self._library.source)
 
     async def _call(self, function: str, *argument: Any) -> Any:
-        name, packed = self._library.function(function), _pack(argument)
+        """One limit for all tries, below the connection's own, which has to allow for blocking reads."""
+        call = ("FCALL", self._library.function(function), 1, self._keys.board, _pack(argument))
         with _translated():
-            try:
-                reply = await self._client.execute_command("FCALL", name, 1, self._keys.board, packed)
-            except ResponseError as fault:
-                if not _is_unknown_function(fault):
-                    raise
+            async with asyncio.timeout(CALL_TIMEOUT_S):
+                try:
+                    return _unpack(await self._client.execute_command(*call))
+                except ResponseError as fault:
+                    if not _is_unknown_function(fault):
+                        raise
                 await self._load()
-                reply = await self._client.execute_command("FCALL", name, 1, self._keys.board, packed)
-        return _unpack(reply)
+                return _unpack(await self._client.execute_command(*call))
 
     async def admit(self, call: Admit) -> Admitted | Refused:
         refused = calls.refuse_other_model(self._model, call)
@@ -277,7 +279,7 @@ class SyncRedisStore:
 def check_server(url: str) -> ServerCheck:
     """What server this is and what about its settings endangers accepted requests. Raises Unavailable with one clear
     sentence when it cannot be reached, refuses the password or is too old for functions."""
-    with _translated():
+    with _translated(why_unavailable):
         client = redis.Redis.from_url(url, **_options(Retry(NoBackoff(), 0)))
         try:
             facts: dict[str, Any] = {}

@@ -42,6 +42,18 @@ def _numbers(version: str) -> tuple[int, int]:
     return (int(major) if major.isdigit() else 0, int(minor) if minor.isdigit() else 0)
 
 
+UNREACHABLE = "Redis cannot be reached or refuses"
+TLS_FAILED = "TLS with Redis failed"
+ADDRESSED = (UNREACHABLE, TLS_FAILED)
+"""Sentences that go on with what the library says, which holds hosts, ports and paths."""
+
+
+def why_away(fault: BaseException) -> str:
+    """One sentence for clients, who must not learn where the store is; `why_unavailable` tells the operator."""
+    told = why_unavailable(fault)
+    return "the request store cannot be reached" if told.startswith(ADDRESSED) else told
+
+
 def why_unavailable(fault: BaseException) -> str:
     """One sentence for what redis raised."""
     told = str(fault).strip().rstrip(".")
@@ -59,5 +71,5 @@ def why_unavailable(fault: BaseException) -> str:
     if "TIMEOUT" in type(fault).__name__.upper() or upper.startswith("TIMEOUT"):
         return "Redis did not answer in time"
     if "SSL" in upper or "CERTIFICATE" in upper:
-        return f"TLS with Redis failed: {told}"
-    return f"Redis cannot be reached or refuses: {told or type(fault).__name__}"
+        return f"{TLS_FAILED}: {told}"
+    return f"{UNREACHABLE}: {told or type(fault).__name__}"

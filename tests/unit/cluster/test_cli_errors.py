@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import free_port
+
 
 @pytest.fixture
 def run(tmp_path: Path):
@@ -19,6 +21,8 @@ def run(tmp_path: Path):
     def call(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
         clean = {k: v for k, v in os.environ.items() if not k.startswith("HEADRACE_") and k != "RAY_ADDRESS"}
         own = {"HEADRACE_STATE": str(tmp_path / "state"), "HEADRACE_CACHE": str(tmp_path / "cache"), "NO_COLOR": "1"}
+        if arguments[:1] == ("up",):  # a cluster on the default ports must not answer for the mistake under test
+            own |= {"HEADRACE_GRPC_PORT": str(free_port()), "HEADRACE_HTTP_PORT": str(free_port())}
         return subprocess.run(
             [sys.executable, "-m", "cluster.cli", *arguments],
             capture_output=True,
@@ -58,6 +62,7 @@ def test_a_port_in_use_is_told_with_its_flag(run, flag: str) -> None:
         (("up", "--model", "./none.gguf"), ("none.gguf",)),
         (("up", "--kv-blocks", "0"), ("--kv-blocks",)),
         (("up", "--dtype", "int3"), ("--dtype", "bfloat16")),
+        (("up", "--attention", "flush"), ("--attention", "varlen")),
         (("up", "--redis", "http://u:secret@h"), ("--redis",)),
         (("model", "fetch", "no-such-model"), ("no such model",)),
         (("chat", "hello"), ("not up", "headrace up")),
@@ -72,6 +77,15 @@ def test_a_mistake_is_told_in_one_line(run, arguments: tuple[str, ...], words: t
 
 def test_a_bad_variable_is_told_in_one_line(run) -> None:
     assert_one_line(run("up", HEADRACE_WORKERS="lots"), "HEADRACE_WORKERS")
+
+
+def test_a_context_beyond_the_model_is_told_before_anything_starts(run, model_path: Path) -> None:
+    done = run("up", "--detach", "--model", str(model_path), "--max-context", "999999")
+    assert_one_line(done, "--max-context", "8192")
+
+
+def test_the_version_is_told(run) -> None:
+    assert run("--version").stdout.startswith("headrace 0.")
 
 
 def test_nobody_listening_is_told_in_one_line(run) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from headrace.errors import Unavailable
-from headrace.store.server_check import judge, why_unavailable
+from headrace.store.server_check import judge, why_away, why_unavailable
 
 GOOD = {"redis_version": "7.2.4", "maxmemory_policy": "noeviction", "aof_enabled": 1, "aof_last_write_status": "ok"}
 
@@ -54,3 +54,12 @@ def test_a_fault_is_told_in_one_sentence(told: str, sentence: str) -> None:
 
 def test_a_time_out_is_told_as_one() -> None:
     assert why_unavailable(TimeoutError()) == "Redis did not answer in time"
+
+
+def test_clients_do_not_learn_where_the_store_is() -> None:
+    for fault in (
+        ConnectionError("Error 111 connecting to 10.0.0.7:6379"),
+        OSError("SSL: bad certificate of redis.internal"),
+    ):
+        assert why_away(fault) == "the request store cannot be reached"
+    assert why_away(ConnectionError("LOADING")) == "Redis is still loading its data"

@@ -9,6 +9,7 @@ from headrace.errors import InvalidRequest
 from workers.attention import registry
 from workers.attention.interface import AttentionSpec, PagedBatch
 from workers.attention.registry import IMPLEMENTATIONS, resolve_attention
+from workers.config import ATTENTIONS
 
 SPEC = AttentionSpec(torch.device("cpu"), torch.float32, num_heads=4, num_kv_heads=2, head_dim=16, block_size=8)
 
@@ -16,6 +17,10 @@ SPEC = AttentionSpec(torch.device("cpu"), torch.float32, num_heads=4, num_kv_hea
 @pytest.mark.parametrize("name", ["cpu", "reference"])
 def test_a_name_gives_its_implementation(name: str) -> None:
     assert resolve_attention(name, SPEC).name == name
+
+
+def test_the_settings_know_the_same_names() -> None:
+    assert ("auto", *IMPLEMENTATIONS) == ATTENTIONS
 
 
 def test_auto_takes_the_fastest_that_runs_here() -> None:
