@@ -36,7 +36,10 @@ class Settings(BaseModel):
     workers: int | None = Field(
         None, ge=1, le=1_024, description="Number of workers; unset: one per GPU, or one on a machine without GPU."
     )
-    dtype: Literal["auto", "float32", "bfloat16"] = Field("auto", description="Number format of weights and KV cache.")
+    dtype: Literal["auto", "float32", "bfloat16"] = Field(
+        "auto",
+        description="Number format of weights and KV cache: float32, bfloat16, or auto: bfloat16 where it is fast.",
+    )
     kv_blocks: int | None = Field(
         None, ge=2, le=1 << 24, description="KV cache of one worker in blocks; unset: as many as memory allows."
     )
@@ -51,8 +54,15 @@ class Settings(BaseModel):
         512, ge=16, le=1 << 20, description="Most tokens (prompt chunks + decodes) computed in one iteration."
     )
     max_sequences: int = Field(256, ge=1, le=65_536, description="Most requests in one iteration of one worker.")
-    policy: Literal["chunked", "continuous"] = Field("chunked", description="How the engine composes iterations.")
-    attention: str = Field("auto", min_length=1, description="Attention kernels; 'auto' takes the fastest that fits.")
+    policy: Literal["chunked", "continuous"] = Field(
+        "chunked",
+        description="How the engine composes iterations: chunked cuts long prompts into pieces, continuous never does.",
+    )
+    attention: str = Field(
+        "auto",
+        min_length=1,
+        description=f"Attention kernels: {', '.join(ATTENTIONS[1:])}, or auto: the fastest that runs here.",
+    )
     threads: int = Field(
         0,
         ge=0,
@@ -68,7 +78,10 @@ class Settings(BaseModel):
     grpc_port: int = Field(50_051, ge=1, le=65_535, description="TCP port of the gRPC API.")
     http_port: int = Field(8_000, ge=1, le=65_535, description="TCP port of the OpenAI-compatible HTTP API.")
     tenant_cap_tokens: int = Field(
-        0, ge=0, description="Most tokens (prompt + output) one tenant may have waiting or running; 0: no limit."
+        0,
+        ge=0,
+        description="Most tokens (prompt + output) one tenant may have waiting or running; 0: no limit. "
+        "All calls are one tenant so far.",
     )
     global_cap_tokens: int = Field(
         0, ge=0, description="Most tokens (prompt + output) waiting or running in all; 0: no limit."

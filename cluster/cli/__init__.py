@@ -23,8 +23,8 @@ Serve a large language model on this machine's GPUs or CPU.
 
   headrace down                 end all that was started, and nothing else
 
-Every option of `up` can also be given as a variable: --kv-blocks as HEADRACE_KV_BLOCKS, --model as HEADRACE_MODEL.
-Models are kept in $HEADRACE_CACHE (~/.cache/headrace), running clusters in $HEADRACE_STATE (~/.local/state/headrace).
+Every option of `up` but --detach and --json can also be given as a variable: --kv-blocks as HEADRACE_KV_BLOCKS.
+Models are kept in $HEADRACE_CACHE (~/.cache/headrace), clusters' logs in $HEADRACE_STATE (~/.local/state/headrace).
 """
 
 app = typer.Typer(

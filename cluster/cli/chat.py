@@ -39,6 +39,8 @@ Ctrl-D ends it.
 GENERATE_HELP = """
 Continue a text.
 
+The model gets the text as it is, without its chat template; for questions use `headrace chat`.
+
 [bold]Examples[/bold]
 
   headrace generate "Here is the English alphabet: ABC" --max-tokens 16 --temperature 0

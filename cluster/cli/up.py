@@ -44,7 +44,9 @@ With RAY_ADDRESS set, it joins that Ray cluster instead of starting one of its o
 
 
 def _option(name: str) -> Any:
-    return typer.Option(f"--{name.replace('_', '-')}", help=describe(name), show_default=False)
+    default = Settings.model_fields[name].default
+    shown = "" if default is None else f" Default: {default}."
+    return typer.Option(f"--{name.replace('_', '-')}", help=describe(name) + shown, show_default=False)
 
 
 def up(
