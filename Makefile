@@ -70,4 +70,5 @@ proto: setup ## regenerate the gRPC stubs
 	@$(BIN)/python -m headrace.v1.generate
 
 clean: ## remove the virtual environment and caches
+	@test ! -x $(BIN)/headrace || $(BIN)/headrace down
 	@rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build *.egg-info

@@ -5,7 +5,10 @@ from __future__ import annotations
 import sys
 from typing import Annotated
 
-import typer
+try:
+    import typer
+except ModuleNotFoundError:  # the plain package is the client only
+    sys.exit("headrace: this command needs the server's packages: install headrace[cpu] or headrace[gpu]")
 
 from cluster.cli import bench, chat, down, model, status, up
 from cluster.cli.output import report_failure
