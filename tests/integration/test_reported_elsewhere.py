@@ -151,21 +151,6 @@ def test_the_longest_prompt_runs_and_an_absent_limit_is_clamped(http, grpc_clien
     assert (str(call.finished.reason), call.finished.completion_tokens) == ("length", 10)
 
 
-def test_equal_client_request_ids_do_not_mix_answers(running_cluster, http) -> None:
-    from concurrent.futures import ThreadPoolExecutor
-
-    def ask(number: int, headers: dict[str, str]) -> str:
-        prompt = f"Repeat the number {number}: {number} {number} {number} {number}"
-        body = {"model": MODEL, "prompt": prompt, "max_tokens": 12, "temperature": 0}
-        reply = httpx.post(f"{running_cluster.base_url}/v1/completions", json=body, headers=headers, timeout=60)
-        return reply.json()["choices"][0]["text"]
-
-    with ThreadPoolExecutor(12) as pool:
-        mixed = list(pool.map(lambda k: ask(1000 + k, {"X-Request-Id": "same"}), range(12)))
-    alone = [ask(1000 + k, {}) for k in range(12)]
-    assert mixed == alone
-
-
 async def test_equal_client_request_ids_do_not_mix_streams_nor_cancels(running_cluster) -> None:
     """Twelve streams under one id, over HTTP and gRPC; every fourth is cancelled, the others are as they are alone."""
 
