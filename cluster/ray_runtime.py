@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 NAMESPACE = "headrace"
 _OBJECT_STORE_BYTES = 128 << 20
 """Tokens travel through Redis, so Ray's object store carries next to nothing."""
+_START_ATTEMPTS = 2
+_SLOW_START = "timed out during startup"
+"""Ray gives a node 30 s to start, whatever it is told; a machine that is busy with something else may need longer."""
 _FOLDER_PREFIX = "headrace-ray-"
 _POLL_S = 0.1
 _END_GRACE_S = 5.0
@@ -56,31 +59,39 @@ class RayRuntime:
     def is_private(self) -> bool:
         return self._address is None
 
-    def connect(self, *, threads: int) -> None:
+    def connect(self, *, threads: int, keep: frozenset[Process] = frozenset()) -> None:
         """Starts or joins Ray, then Serve without its own proxies: routers listen themselves.
 
-        `threads` is what a worker on this machine will compute with. Raises `StartFailed` or `OperatorError`.
+        `threads` is what a worker on this machine will compute with; `keep` are processes below this one that are not
+        Ray's. Raises `StartFailed` or `OperatorError`.
         """
         _prepare_environment(self.is_private, threads)
+        for attempt in range(_START_ATTEMPTS):
+            try:
+                self._initialise()
+                break
+            except Exception as error:  # Ray raises the base class itself for a node that is slow to start
+                if attempt == _START_ATTEMPTS - 1 or _SLOW_START not in str(error):
+                    raise StartFailed(f"Ray did not start: {_first_line(str(error))}") from error
+                self.shut_down(keep)
+        self._start_serve()
+
+    def _initialise(self) -> None:
         import ray
 
         quiet: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False, "namespace": NAMESPACE}
-        try:
-            if self._address is None:
-                # Ray puts unix sockets below this folder, in paths of up to 107 bytes: it must be short.
-                self._scratch = Path(tempfile.mkdtemp(prefix=_FOLDER_PREFIX, dir="/tmp"))
-                ray.init(
-                    address="local",
-                    include_dashboard=False,
-                    object_store_memory=_OBJECT_STORE_BYTES,
-                    _temp_dir=str(self._scratch),
-                    **quiet,
-                )
-            else:
-                ray.init(address=self._address, **quiet)
-        except (ConnectionError, RuntimeError, ValueError, OSError) as error:
-            raise StartFailed(f"Ray did not start: {_first_line(str(error))}") from error
-        self._start_serve()
+        if self._address is not None:
+            ray.init(address=self._address, **quiet)
+            return
+        # Ray puts unix sockets below this folder, in paths of up to 107 bytes: it must be short.
+        self._scratch = Path(tempfile.mkdtemp(prefix=_FOLDER_PREFIX, dir="/tmp"))
+        ray.init(
+            address="local",
+            include_dashboard=False,
+            object_store_memory=_OBJECT_STORE_BYTES,
+            _temp_dir=str(self._scratch),
+            **quiet,
+        )
 
     def _start_serve(self) -> None:
         from ray import serve

@@ -140,7 +140,8 @@ class Supervisor:
     def _start_ray(self) -> Composition:
         first = self._compose(gpus=0)  # only its thread count is needed before Ray has counted the GPUs
         _own_signals()
-        self._ray.connect(threads=first.engine.threads)
+        redis = self._redis.processes if self._redis is not None else frozenset()
+        self._ray.connect(threads=first.engine.threads, keep=redis)
         _own_signals()  # Ray puts its own SIGTERM handler in the place of ours
         if self._redis is not None and self._ray.nodes() > 1:
             raise OperatorError("the Ray cluster has several nodes, which cannot reach an embedded Redis; give --redis")
