@@ -48,7 +48,6 @@ class RayRuntime:
         self._log_folder = log_folder
         self._scratch: Path | None = None
         self._started_serve = False
-        self._applications: tuple[str, ...] = ()
 
     @property
     def folder(self) -> str:
@@ -125,7 +124,6 @@ class RayRuntime:
         from ray import serve
         from ray.serve.api import RunTarget
 
-        self._applications = tuple(applications)
         logs = self._logging_config()
         targets = [RunTarget(app, name, None, logs) for name, app in applications.items()]
         serve.run_many(targets, wait_for_ingress_deployment_creation=False, wait_for_applications_running=False)

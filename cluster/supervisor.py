@@ -140,8 +140,7 @@ class Supervisor:
     def _start_ray(self) -> Composition:
         first = self._compose(gpus=0)  # only its thread count is needed before Ray has counted the GPUs
         _own_signals()
-        redis = self._redis.processes if self._redis is not None else frozenset()
-        self._ray.connect(threads=first.engine.threads, keep=redis)
+        self._ray.connect(threads=first.engine.threads, keep=self._redis_processes())
         _own_signals()  # Ray puts its own SIGTERM handler in the place of ours
         if self._redis is not None and self._ray.nodes() > 1:
             raise OperatorError("the Ray cluster has several nodes, which cannot reach an embedded Redis; give --redis")
@@ -193,8 +192,11 @@ class Supervisor:
                 self._folder.write(replace(state, processes=self._processes()))
 
     def _processes(self) -> tuple[Process, ...]:
-        redis = self._redis.processes if self._redis is not None else frozenset()
-        return tuple(redis | set(self._ray.processes()))
+        return tuple(self._redis_processes() | set(self._ray.processes()))
+
+    def _redis_processes(self) -> frozenset[Process]:
+        """None where Redis is somebody else's."""
+        return self._redis.processes if self._redis is not None else frozenset()
 
     # ---- end --------------------------------------------------------------------------------------------------------
 
@@ -207,7 +209,7 @@ class Supervisor:
             _ignore_signals()
             if (state := self._folder.read()) is not None:
                 self._folder.write(replace(state, phase="stopping"))
-            self._ray.shut_down(keep=self._redis.processes if self._redis is not None else frozenset())
+            self._ray.shut_down(keep=self._redis_processes())
             if self._redis is not None:
                 self._redis.stop()
             self._folder.clear()

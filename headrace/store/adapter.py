@@ -110,16 +110,22 @@ def _full(call: Admit) -> Refused:
     return Refused(Refusal.STORE_FULL, limit=0, asked=asked, retry_after_ms=RETRY_MS)
 
 
-class AsyncRedisStore:
-    """The asynchronous store, as a router sees it. One event loop; safe for any number of tasks on it."""
+class _Commands:
+    """What both stores send: the calls of one model's functions, and the load of their library."""
 
-    def __init__(
-        self, client: redis.asyncio.Redis, cluster_id: str, model: str, functions: Library | None = None
-    ) -> None:
-        self._client: Any = client
+    def __init__(self, client: Any, cluster_id: str, model: str, functions: Library | None = None) -> None:
+        self._client = client
         self._model = model
         self._keys = Keys(cluster_id, model)
         self._library = functions or library()
+        self._load = ("FUNCTION", "LOAD", "REPLACE", self._library.source)
+
+    def _fcall(self, function: str, argument: tuple[Any, ...]) -> tuple[Any, ...]:
+        return ("FCALL", self._library.function(function), 1, self._keys.board, _pack(argument))
+
+
+class AsyncRedisStore(_Commands):
+    """The asynchronous store, as a router sees it. One event loop; safe for any number of tasks on it."""
 
     @classmethod
     def connect(cls, url: str, cluster_id: str, model: str) -> Self:
@@ -132,21 +138,19 @@ class AsyncRedisStore:
             )
         return cls(redis.asyncio.Redis.from_pool(pool), cluster_id, model)
 
-    async def _load(self) -> None:
-        await self._client.execute_command("FUNCTION", "LOAD", "REPLACE", self._library.source)
-
     async def _call(self, function: str, *argument: Any) -> Any:
         """One limit for all tries, below the connection's own, which has to allow for blocking reads."""
-        call = ("FCALL", self._library.function(function), 1, self._keys.board, _pack(argument))
+        call = self._fcall(function, argument)
         with _translated():
             async with asyncio.timeout(CALL_TIMEOUT_S):
                 try:
-                    return _unpack(await self._client.execute_command(*call))
+                    reply = await self._client.execute_command(*call)
                 except ResponseError as fault:
                     if not _is_unknown_function(fault):
                         raise
-                await self._load()
-                return _unpack(await self._client.execute_command(*call))
+                    await self._client.execute_command(*self._load)
+                    reply = await self._client.execute_command(*call)
+        return _unpack(reply)
 
     async def admit(self, call: Admit) -> Admitted | Refused:
         refused = calls.refuse_other_model(self._model, call)
@@ -222,13 +226,8 @@ class AsyncRedisStore:
         await self._client.aclose()
 
 
-class SyncRedisStore:
+class SyncRedisStore(_Commands):
     """The synchronous store, as a worker's link sees it. Safe from any number of threads."""
-
-    def __init__(self, client: redis.Redis, cluster_id: str, model: str, functions: Library | None = None) -> None:
-        self._client: Any = client
-        self._keys = Keys(cluster_id, model)
-        self._library = functions or library()
 
     @classmethod
     def connect(cls, url: str, cluster_id: str, model: str) -> Self:
@@ -237,19 +236,16 @@ class SyncRedisStore:
             client = redis.Redis.from_url(url, **_options(Retry(NoBackoff(), 1)))
         return cls(client, cluster_id, model)
 
-    def _load(self) -> None:
-        self._client.execute_command("FUNCTION", "LOAD", "REPLACE", self._library.source)
-
     def _call(self, function: str, *argument: Any) -> Any:
-        name, packed = self._library.function(function), _pack(argument)
+        call = self._fcall(function, argument)
         with _translated():
             try:
-                reply = self._client.execute_command("FCALL", name, 1, self._keys.board, packed)
+                reply = self._client.execute_command(*call)
             except ResponseError as fault:
                 if not _is_unknown_function(fault):
                     raise
-                self._load()
-                reply = self._client.execute_command("FCALL", name, 1, self._keys.board, packed)
+                self._client.execute_command(*self._load)
+                reply = self._client.execute_command(*call)
         return _unpack(reply)
 
     def report(self, worker: str, frame: Frame) -> Reported:

@@ -16,8 +16,6 @@ from headrace.sampling import SamplingParams
 from headrace.store.interface import BoardRow
 from router.admission.call import Call
 
-MAX_SEED = 2**63 - 1
-
 
 @dataclass(frozen=True)
 class ModelLimits:
