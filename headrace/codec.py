@@ -19,13 +19,13 @@ import msgpack
 from headrace.errors import HeadraceError
 from headrace.frame import LoadReport
 from headrace.request import Request
-from headrace.sampling import SamplingParams
+from headrace.sampling import Grammar, GrammarKind, SamplingParams
 
 LAYOUT = 1
 TOKEN_BYTES = 4
 
 _SAMPLING_FIELDS = tuple(f.name for f in dataclasses.fields(SamplingParams))
-_REQUEST_FIELDS = ("v", "id", "model", "prompt", "sampling", "tenant", "band", "n")
+_REQUEST_FIELDS = ("v", "id", "model", "prompt", "sampling", "tenant", "band", "n", "best")
 _LOAD_FIELDS = tuple((f.name, str(f.type)) for f in dataclasses.fields(LoadReport) if f.name != "waiting_by_reason")
 _LOAD_DEFAULTS: dict[str, object] = {"int": 0, "float": 0.0, "str": "", "bool": False}
 
@@ -33,7 +33,7 @@ _LOAD_DEFAULTS: dict[str, object] = {"int": 0, "float": 0.0, "str": "", "bool": 
 def encode_request(request: Request) -> bytes:
     """One map in a fixed field order, the fields of newer releases last."""
     unknown = dict(request.unknown)
-    sampling = {name: getattr(request.sampling, name) for name in _SAMPLING_FIELDS}
+    sampling = {name: _plain(getattr(request.sampling, name)) for name in _SAMPLING_FIELDS}
     unknown_sampling = unknown.pop("sampling", {})
     if isinstance(unknown_sampling, Mapping):
         sampling.update(unknown_sampling)
@@ -46,6 +46,7 @@ def encode_request(request: Request) -> bytes:
         "tenant": request.tenant,
         "band": request.band,
         "n": request.n,
+        "best": request.best,
         **unknown,
     }
     packed: bytes = msgpack.packb(record, use_bin_type=True)
@@ -71,6 +72,7 @@ def decode_request(record: bytes) -> Request:
             tenant=fields.get("tenant", "default"),
             band=fields.get("band", 0),
             n=fields.get("n", 1),
+            best=fields.get("best", 0),
             unknown=unknown,
         )
     except (KeyError, TypeError, ValueError) as fault:
@@ -87,10 +89,18 @@ def _unpack_map(record: bytes) -> dict[str, Any]:
     return fields
 
 
+def _plain(value: object) -> object:
+    return [value.kind.value, value.text] if isinstance(value, Grammar) else value
+
+
 def _sampling_from(fields: Mapping[str, Any]) -> SamplingParams:
     known = {name: fields[name] for name in _SAMPLING_FIELDS if name in fields}
     for name in ("stop", "stop_token_ids"):
         known[name] = tuple(known.get(name, ()))
+    known["logit_bias"] = tuple((int(token), float(bias)) for token, bias in known.get("logit_bias", ()))
+    if known.get("grammar") is not None:
+        kind, text = known["grammar"]
+        known["grammar"] = Grammar(GrammarKind(kind), text)
     return SamplingParams(**known)
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from headrace.logprobs import TokenLogprob
+
 
 class FinishReason(StrEnum):
     """Why a choice ended. `stop`, `length` are the client's; the rest are told as errors or cancellations."""
@@ -31,6 +33,10 @@ class Part:
     token_ids: tuple[int, ...]
     finish: FinishReason | None = None
     detail: str = ""
+    logprobs: tuple[TokenLogprob, ...] = ()
+    """One for each of `token_ids` where the request asks for them, else none."""
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()
+    """Of all prompt tokens, where asked for, with the first output token of choice 0; the very first has none (NaN)."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +73,16 @@ class LoadReport:
     weight_version: str
     numerics: str
     """Fingerprint of kernels, ISA, threads and dtype: equal ones continue a stream bit for bit."""
+    prefix_tokens_total: int = 0
+    """Prompt and replayed tokens of the sequences that were started; of these …"""
+    prefix_hit_tokens_total: int = 0
+    """… so many were found computed: in the prefix cache, the host tier or with a sibling."""
+    slot_steps_total: int = 0
+    """Sequence slots times iterations that the policy kept for its batches."""
+    slot_steps_wasted_total: int = 0
+    """Of these, the ones that advanced nobody."""
+    padding_tokens_total: int = 0
+    """Rows computed only to make a batch rectangular."""
     waiting_by_reason: tuple[tuple[str, int], ...] = ()
 
 

@@ -23,6 +23,9 @@ class Request:
     band: int = 0
     """Priority band; 0 is the highest."""
     n: int = 1
+    """Choices that are computed."""
+    best: int = 0
+    """How many of them the client is shown, the likeliest first; 0: all, as they come."""
     unknown: dict[str, object] = field(default_factory=dict, compare=False, hash=False)
     """Fields written by a newer release, kept so that passing a record on never strips them."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from enum import StrEnum
 
 from headrace.errors import InvalidRequest
 from headrace.unicode import require_unicode
@@ -11,6 +12,28 @@ from headrace.unicode import require_unicode
 MAX_STOP_STRINGS = 16
 MAX_STOP_STRING_CHARS = 256
 MAX_STOP_TOKEN_IDS = 64
+MAX_LOGIT_BIASES = 1024
+MAX_TOP_LOGPROBS = 20
+MAX_GRAMMAR_BYTES = 64 << 10
+
+
+class GrammarKind(StrEnum):
+    """What the text of a `Grammar` is written in."""
+
+    JSON_SCHEMA = "json_schema"
+    """A JSON schema; `{}` stands for any JSON object's value ("JSON mode" asks for `{"type": "object"}`)."""
+    REGEX = "regex"
+    EBNF = "ebnf"
+    CHOICE = "choice"
+    """A JSON array of strings, one of which the output is."""
+
+
+@dataclass(frozen=True)
+class Grammar:
+    """The language that the output must be in. Whether its text is a grammar at all is judged before admission."""
+
+    kind: GrammarKind
+    text: str
 
 
 @dataclass(frozen=True)
@@ -32,6 +55,21 @@ class SamplingParams:
     include_stop_str_in_output: bool = False
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+    min_p: float = 0.0
+    """Ids less likely than `min_p` times the likeliest are left out."""
+    presence_penalty: float = 0.0
+    """Taken once from the logit of every id in the output so far; OpenAI's definition, prompts do not count."""
+    frequency_penalty: float = 0.0
+    """Taken as often as the id stands in the output so far."""
+    repetition_penalty: float = 1.0
+    """Divides positive and multiplies negative logits of ids in prompt or output (CTRL, as in transformers)."""
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    """(id, what is added to its logit); -100 bans it, in effect."""
+    logprobs: int | None = None
+    """Tell the log probability of every output token and of so many of the likeliest; None: of none."""
+    prompt_logprobs: int | None = None
+    """The same for the tokens of the prompt."""
+    grammar: Grammar | None = None
 
     def validated(self) -> SamplingParams:
         """Returns self. Raises InvalidRequest naming the first field out of bounds."""
@@ -45,8 +83,27 @@ class SamplingParams:
         _real("top_p", self.top_p, 0.0, 1.0, open_low=True)
         _whole("top_k", self.top_k, 0, 2**31 - 1)
         _whole("seed", self.seed, -(2**63), 2**63 - 1, none_ok=True)
+        _real("min_p", self.min_p, 0.0, 1.0)
+        _real("presence_penalty", self.presence_penalty, -2.0, 2.0)
+        _real("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
+        _real("repetition_penalty", self.repetition_penalty, 0.0, 10.0, open_low=True)
+        _whole("logprobs", self.logprobs, 0, MAX_TOP_LOGPROBS, none_ok=True)
+        _whole("prompt_logprobs", self.prompt_logprobs, 0, MAX_TOP_LOGPROBS, none_ok=True)
+        self._check_biases()
+        self._check_grammar()
         self._check_stops()
         return self
+
+    def _check_biases(self) -> None:
+        if len(self.logit_bias) > MAX_LOGIT_BIASES:
+            raise InvalidRequest(f"logit_bias has more than {MAX_LOGIT_BIASES} ids", field="logit_bias")
+        for token, bias in self.logit_bias:
+            _whole("logit_bias", token, 0, 2**31 - 1)
+            _real("logit_bias", bias, -100.0, 100.0)
+
+    def _check_grammar(self) -> None:
+        if self.grammar is not None and len(self.grammar.text.encode("utf-8", "replace")) > MAX_GRAMMAR_BYTES:
+            raise InvalidRequest(f"{self.grammar.kind} is longer than {MAX_GRAMMAR_BYTES} bytes", field="grammar")
 
     def _check_stops(self) -> None:
         if len(self.stop) > MAX_STOP_STRINGS:

@@ -16,7 +16,7 @@ import grpc
 from headrace import errors
 from headrace.chat_template import check_messages
 from headrace.errors import HeadraceError, InvalidRequest
-from headrace.events import Accepted, Delta, Event, Finished
+from headrace.events import Accepted, Delta, Event, Finished, PromptLogprobs
 from headrace.frame import FinishReason
 from headrace.sampling import SamplingParams
 from headrace.unicode import require_unicode
@@ -33,7 +33,8 @@ MAX_MESSAGE_BYTES = 16 << 20
 
 Metadata = tuple[tuple[str, str | bytes], ...]
 
-_SCALARS = tuple(f.name for f in pb.SamplingParams.DESCRIPTOR.fields if f.name not in ("stop", "stop_token_ids"))
+_COMPOSED = ("stop", "stop_token_ids", "logit_bias", "grammar")
+_SCALARS = tuple(f.name for f in pb.SamplingParams.DESCRIPTOR.fields if f.name not in _COMPOSED)
 _SAMPLING_NAMES = tuple(f.name for f in pb.SamplingParams.DESCRIPTOR.fields)
 _REASONS = {reason: f"FINISH_REASON_{reason.name}" for reason in FinishReason}
 _REASON_OF = {pb.FinishReason.Value(name): reason for reason, name in _REASONS.items()}
@@ -140,6 +141,8 @@ def event_to_proto(event: Event) -> pb.GenerateEvent:
                 choice=event.choice, first_index=event.first_index, token_ids=event.token_ids, text=event.text
             )
         )
+    if isinstance(event, PromptLogprobs):
+        return pb.GenerateEvent(prompt_logprobs=pb.PromptLogprobs(token_ids=event.token_ids))
     if isinstance(event, Accepted):
         return pb.GenerateEvent(accepted=pb.Accepted(request_id=event.request_id, prompt_tokens=event.prompt_tokens))
     return pb.GenerateEvent(

@@ -26,7 +26,7 @@ from workers.generation import Generation, bounds_of, objection_to
 from workers.kv.ledger import Reason
 from workers.load import NOTHING_SEEN, load_report
 from workers.mailbox import Add, Cancel, Drain, Forget, Mailbox, Reset, Seen
-from workers.model.interface import ModelRunner, Sampled
+from workers.model.interface import Computed, ModelRunner, Sampled, SequenceSlice
 from workers.roster import Roster
 from workers.scheduler.policy import make_policy
 from workers.scheduler.state import Limits, StepPlan
@@ -127,14 +127,14 @@ class Engine:
         self._statistics.preemptions_total += len(plan.preempted)
         return plan
 
-    def _forward(self, plan: StepPlan) -> tuple[Sampled | None, ...]:
+    def _forward(self, plan: StepPlan) -> tuple[Computed, ...]:
         """Runs the model; one result per piece of work. When the device fails, the requests of this step end, and
         there are none.
         """
         slices = tuple(self._roster.slice_for(work) for work in plan.work)
         self._step_began_s = self._clock()
         try:
-            results = self._runner.forward(slices)
+            results = self._runner.forward((*slices, *self._padding(plan)), self._roster.take_moves())
         except Exception as error:
             self._device_faults += 1
             logger.exception("forward pass failed (%d in a row)", self._device_faults)
@@ -142,20 +142,26 @@ class Engine:
                 self._end_request(
                     request_id, FinishReason.FAILED, f"the device failed: {type(error).__name__}: {error}"
                 )
-            return (None,) * len(slices)
+            return (Computed(),) * len(slices)
         finally:
             self._step_began_s = None
         self._device_faults = 0
-        return results
+        return results[: len(slices)]
 
-    def _accept(self, plan: StepPlan, results: tuple[Sampled | None, ...]) -> None:
+    def _padding(self, plan: StepPlan) -> tuple[SequenceSlice, ...]:
+        scratch, size = self._runner.scratch_block, self._limits.block_size
+        return tuple(SequenceSlice((0,) * rows, 0, (scratch,) * -(-rows // size), None) for rows in plan.padding)
+
+    def _accept(self, plan: StepPlan, results: tuple[Computed, ...]) -> None:
         """Commits what was computed and takes the sampled tokens; whatever ends gives its blocks back at once."""
         now = self._clock()
-        for work, sampled in zip(plan.work, results, strict=True):
+        for work, computed in zip(plan.work, results, strict=True):
             generation = self._roster.get(work.key)
             if generation is None:  # its request failed in this very step
                 continue
+            generation.take_scores(work.start, computed.scores)
             self._statistics.prompt_tokens_total += generation.computed_to(work.start + work.count, now)
+            sampled = computed.sampled
             if sampled is None:
                 continue
             if fault := self._take_token(generation, sampled):
@@ -172,7 +178,7 @@ class Engine:
         if not 0 <= sampled.token_id < self._bounds.vocab_size:
             return f"the sampler gave token {sampled.token_id}, outside the vocabulary of {self._bounds.vocab_size}"
         try:
-            generation.accept(sampled.token_id)
+            generation.accept(sampled.token_id, sampled.logprob)
         except Exception as error:  # text of odd tokens is the one part of it that others' files decide
             logger.exception("request %s cannot take its next token", generation.bound.request.id)
             return f"token {sampled.token_id} cannot be taken: {type(error).__name__}: {error}"

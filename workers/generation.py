@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from headrace.frame import FinishReason, Part
+from headrace.logprobs import NO_LOGPROB, TokenLogprob
 from headrace.request import BoundRequest
 from headrace.text_stream import TextStream
-from workers.model.interface import ModelShape, SampleSpec, SequenceSlice
+from workers.model.interface import Grammatical, ModelShape, SampleSpec, ScoreSpec, SequenceSlice
 from workers.scheduler.sequence import Sequence, SequenceKey
 from workers.scheduler.state import Work
 
@@ -51,6 +52,13 @@ class Generation:
         self._banned_early = tuple(sorted(self._stop_ids)) if params.min_tokens else ()
         self._text = TextStream(tokenizer, params) if params.stop and tokenizer is not None else None
         self._max_context = bounds.max_context
+        self.grammar: Grammatical | None = None
+        self._logprobs: list[TokenLogprob] = []
+        """Of the output tokens not yet emitted, where asked for."""
+        self._scores: list[TokenLogprob] | None = None
+        """Of the prompt tokens so far; None where they are not asked for or an earlier holder has told them."""
+        if params.prompt_logprobs is not None and choice == 0 and not journal:
+            self._scores = [TokenLogprob(NO_LOGPROB, 0)]
         self.emitted = len(journal)
         self.sequence = Sequence(
             key=SequenceKey(request.id, choice),
@@ -78,12 +86,14 @@ class Generation:
     def output_tokens(self) -> int:
         return len(self.tokens) - self.sequence.prompt_tokens
 
-    def accept(self, token_id: int) -> None:
+    def accept(self, token_id: int, logprob: TokenLogprob | None = None) -> None:
         """Takes the next output token and sets `finish` if it ends the choice. A stop comes before a limit reached by
         the same token.
         """
         armed = self.output_tokens >= self.params.min_tokens
         self.tokens.append(token_id)
+        if logprob is not None:
+            self._logprobs.append(logprob)
         self.sequence.known += 1
         if self._text is not None:
             self._text.push((token_id,))
@@ -91,6 +101,18 @@ class Generation:
             self.finish = FinishReason.STOP
         elif self.output_tokens >= self.sequence.max_tokens:
             self.finish = FinishReason.LENGTH
+
+    @property
+    def scores_prompt(self) -> bool:
+        """Every row of the prompt has to be computed here: its logits are asked for."""
+        return self._scores is not None
+
+    def take_scores(self, start: int, scores: tuple[TokenLogprob, ...]) -> None:
+        """Log probabilities of the prompt tokens from position start + 1 on; what is known already is not taken twice
+        (a preempted prompt is computed again).
+        """
+        if self._scores is not None and scores:
+            self._scores.extend(scores[len(self._scores) - start - 1 :])
 
     def computed_to(self, position: int, now: float) -> int:
         """KV is written up to `position`. Returns how many prompt tokens that computed for the first time."""
@@ -106,19 +128,51 @@ class Generation:
         """
         end = work.start + work.count
         sample = self._sample_spec() if end == len(self.tokens) else None
-        return SequenceSlice(tuple(self.tokens[work.start : end]), work.start, block_ids, sample)
+        return SequenceSlice(
+            tuple(self.tokens[work.start : end]), work.start, block_ids, sample, self._score_spec(work.start, end)
+        )
+
+    def _score_spec(self, start: int, end: int) -> ScoreSpec | None:
+        if self._scores is None or start + 1 >= self.sequence.prompt_tokens or self.params.prompt_logprobs is None:
+            return None
+        targets = self.tokens[start + 1 : min(end + 1, self.sequence.prompt_tokens)]
+        return ScoreSpec(tuple(targets), self.params.prompt_logprobs)
 
     def _sample_spec(self) -> SampleSpec:
         index = self.output_tokens
         banned = self._banned_early if index < self.params.min_tokens else ()
-        return SampleSpec(self.params, self._seed, self.choice, index, banned)
+        return SampleSpec(
+            self.params,
+            self._seed,
+            self.choice,
+            index,
+            self.sequence.key,
+            self.tokens,
+            self.sequence.prompt_tokens,
+            self.grammar,
+            banned,
+        )
 
     def part(self, finish: FinishReason | None = None, detail: str = "") -> Part:
         """Everything not yet emitted, as a part; after it, it is."""
         first = self.emitted
         fresh = tuple(self.tokens[self.sequence.prompt_tokens + first :])
         self.emitted += len(fresh)
-        return Part(self.bound.request.id, self.choice, self.bound.epoch, first, fresh, finish or self.finish, detail)
+        logprobs, self._logprobs = tuple(self._logprobs), []
+        scores: tuple[TokenLogprob, ...] = ()
+        if fresh and self._scores is not None:
+            scores, self._scores = tuple(self._scores), None
+        return Part(
+            self.bound.request.id,
+            self.choice,
+            self.bound.epoch,
+            first,
+            fresh,
+            finish or self.finish,
+            detail,
+            logprobs,
+            scores,
+        )
 
 
 def objection_to(bound: BoundRequest, bounds: Bounds, tokenizer: Tokenizer | None) -> str:

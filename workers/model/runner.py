@@ -16,7 +16,7 @@ from workers.attention.transformers_hook import PagedPass
 from workers.config import EngineConfig
 from workers.model import memory
 from workers.model.identity import numerics_fingerprint, weight_version
-from workers.model.interface import ModelShape, Sampled, SampleSpec, SequenceSlice
+from workers.model.interface import Computed, ModelShape, Move, Sampled, SampleSpec, SequenceSlice
 from workers.model.kv_cache import PagedKvCache, blocks_that_fit
 from workers.model.rows import flatten
 from workers.model.weights import LoadedModel
@@ -51,7 +51,15 @@ class TorchRunner:
     @property
     def num_blocks(self) -> int:
         """Blocks in the KV cache: what was asked for, or what memory holds."""
-        return self._cache.num_blocks
+        return self._cache.num_blocks - 1
+
+    @property
+    def scratch_block(self) -> int:
+        return self._cache.num_blocks - 1
+
+    @property
+    def host_blocks(self) -> int:
+        return 0
 
     def warm_up(self, chunk_tokens: int) -> float:
         """Runs a single row and then a whole chunk twice, so that the first request pays for no lazy set-up, and
@@ -69,7 +77,7 @@ class TorchRunner:
         return max(seconds[1:])
 
     @torch.inference_mode()
-    def forward(self, slices: Sequence[SequenceSlice]) -> tuple[Sampled | None, ...]:
+    def forward(self, slices: Sequence[SequenceSlice], moves: Sequence[Move] = ()) -> tuple[Computed, ...]:
         """See `ModelRunner.forward`. A slice with an id outside the vocabulary, or whose logits are unusable, gets a
         fault; its neighbours are computed as if it were not there."""
         if not slices:
@@ -84,7 +92,7 @@ class TorchRunner:
         for i in illegal:
             results[i] = Sampled(0, f"a token id is outside the vocabulary of {self._shape.vocab_size}")
         self._scrub_faulty(slices, results)
-        return tuple(results)
+        return tuple(Computed(result) for result in results)
 
     def _logits(self, slices: Sequence[SequenceSlice]) -> Tensor:
         """Writes KV for all rows; returns logits `[sampling slices, vocabulary]`."""
@@ -112,7 +120,8 @@ class TorchRunner:
         if num_blocks is None:
             budget = config.kv_bytes if model.device.type == "cpu" else self._measured_budget(config)
             num_blocks = blocks_that_fit(budget, model.geometry, config.block_size, model.dtype)
-        return PagedKvCache.allocate(model.geometry, num_blocks, config.block_size, model.device, model.dtype)
+        # One more than the scheduler may hand out: the scratch block.
+        return PagedKvCache.allocate(model.geometry, num_blocks + 1, config.block_size, model.device, model.dtype)
 
     def _measured_budget(self, config: EngineConfig) -> int:
         """What a GPU has left for KV beside weights and the activations of the largest step, in bytes."""
