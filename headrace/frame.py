@@ -73,6 +73,7 @@ class LoadReport:
     weight_version: str
     numerics: str
     """Fingerprint of kernels, ISA, threads and dtype: equal ones continue a stream bit for bit."""
+    waiting_by_reason: tuple[tuple[str, int], ...] = ()
     prefix_tokens_total: int = 0
     """Prompt and replayed tokens of the sequences that were started; of these …"""
     prefix_hit_tokens_total: int = 0
@@ -83,7 +84,6 @@ class LoadReport:
     """Of these, the ones that advanced nobody."""
     padding_tokens_total: int = 0
     """Rows computed only to make a batch rectangular."""
-    waiting_by_reason: tuple[tuple[str, int], ...] = ()
 
 
 @dataclass(frozen=True)

@@ -25,10 +25,12 @@ class PagedKvCache:
     def allocate(
         geometry: Geometry, num_blocks: int, block_size: int, device: torch.device, dtype: torch.dtype
     ) -> PagedKvCache:
-        """Zeroed, so that slots never written hold numbers. Raises OutOfMemory."""
+        """Zeroed, so that slots never written hold numbers, and one block longer than asked for: the scratch block.
+        Raises OutOfMemory.
+        """
         needed = num_blocks * block_size * geometry.kv_bytes_per_token(dtype.itemsize)
         memory.require(f"a KV cache of {num_blocks} blocks", needed, device)
-        shape = (num_blocks, block_size, geometry.num_kv_heads, geometry.head_dim)
+        shape = (num_blocks + 1, block_size, geometry.num_kv_heads, geometry.head_dim)
         try:
             keys = tuple(torch.zeros(shape, device=device, dtype=dtype) for _ in range(geometry.num_layers))
             values = tuple(torch.zeros(shape, device=device, dtype=dtype) for _ in range(geometry.num_layers))
@@ -40,7 +42,13 @@ class PagedKvCache:
 
     @property
     def num_blocks(self) -> int:
-        return self.keys[0].shape[0]
+        """Without the scratch block."""
+        return self.keys[0].shape[0] - 1
+
+    @property
+    def scratch_block(self) -> int:
+        """For rows that pad a batch: written, never read by anyone."""
+        return self.num_blocks
 
     def scrub(self, block_ids: Sequence[int]) -> None:
         """Replaces what is not a finite number by 0 in the given blocks.

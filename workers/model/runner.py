@@ -51,11 +51,11 @@ class TorchRunner:
     @property
     def num_blocks(self) -> int:
         """Blocks in the KV cache: what was asked for, or what memory holds."""
-        return self._cache.num_blocks - 1
+        return self._cache.num_blocks
 
     @property
     def scratch_block(self) -> int:
-        return self._cache.num_blocks - 1
+        return self._cache.scratch_block
 
     @property
     def host_blocks(self) -> int:
@@ -120,8 +120,7 @@ class TorchRunner:
         if num_blocks is None:
             budget = config.kv_bytes if model.device.type == "cpu" else self._measured_budget(config)
             num_blocks = blocks_that_fit(budget, model.geometry, config.block_size, model.dtype)
-        # One more than the scheduler may hand out: the scratch block.
-        return PagedKvCache.allocate(model.geometry, num_blocks + 1, config.block_size, model.device, model.dtype)
+        return PagedKvCache.allocate(model.geometry, num_blocks, config.block_size, model.device, model.dtype)
 
     def _measured_budget(self, config: EngineConfig) -> int:
         """What a GPU has left for KV beside weights and the activations of the largest step, in bytes."""
