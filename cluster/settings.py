@@ -54,29 +54,9 @@ class Settings(BaseModel):
         512, ge=16, le=1 << 20, description="Most tokens (prompt chunks + decodes) computed in one iteration."
     )
     max_sequences: int = Field(256, ge=1, le=65_536, description="Most requests in one iteration of one worker.")
-    policy: Literal["chunked", "continuous", "dynamic", "static"] = Field(
+    policy: Literal["chunked", "continuous"] = Field(
         "chunked",
-        description="How the engine composes iterations: chunked cuts long prompts into pieces, continuous never does; "
-        "static and dynamic form padded batches (the baselines of docs/policies.md).",
-    )
-    capacity: Literal["over-commit", "no-evict"] = Field(
-        "over-commit",
-        description="Who may hold KV memory: over-commit by estimated output lengths, or no-evict: kept to the end.",
-    )
-    itl_ms: int | None = Field(
-        None,
-        ge=1,
-        le=600_000,
-        description="Inter-token latency in ms that running requests shall keep: prompt chunks shrink to fit; unset: "
-        "only --chunk-tokens bounds them.",
-    )
-    prefix_cache: bool = Field(True, description="Keep the KV of finished prompts and outputs for equal beginnings.")
-    host_kv_mib: int = Field(
-        0, ge=0, le=1 << 24, description="Host memory in MiB of one worker for KV blocks that its cache evicts."
-    )
-    row_invariant: bool = Field(
-        False,
-        description="Kernels that give the same bits whatever is batched, cached or preempted beside a request.",
+        description="How the engine composes iterations: chunked cuts long prompts into pieces, continuous never does.",
     )
     attention: str = Field(
         "auto",
@@ -156,11 +136,6 @@ class Settings(BaseModel):
             chunk_tokens=self.chunk_tokens,
             max_sequences=self.max_sequences,
             policy=self.policy,
-            capacity=self.capacity,
-            itl_target_s=None if self.itl_ms is None else self.itl_ms / 1_000,
-            prefix_cache=self.prefix_cache,
-            host_bytes=self.host_kv_mib << 20,
-            row_invariant=self.row_invariant,
             attention=self.attention,
             threads=threads,
             kv_bytes=self.kv_mib << 20,
