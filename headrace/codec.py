@@ -25,6 +25,8 @@ LAYOUT = 1
 TOKEN_BYTES = 4
 
 _SAMPLING_FIELDS = tuple(f.name for f in dataclasses.fields(SamplingParams))
+_FIRST_SAMPLING_FIELDS = frozenset(_SAMPLING_FIELDS[: _SAMPLING_FIELDS.index("ignore_eos") + 1])
+_DEFAULT_SAMPLING = SamplingParams()
 _REQUEST_FIELDS = ("v", "id", "model", "prompt", "sampling", "tenant", "band", "n", "best")
 _LOAD_FIELDS = tuple((f.name, str(f.type)) for f in dataclasses.fields(LoadReport) if f.name != "waiting_by_reason")
 _LOAD_DEFAULTS: dict[str, object] = {"int": 0, "float": 0.0, "str": "", "bool": False}
@@ -33,7 +35,7 @@ _LOAD_DEFAULTS: dict[str, object] = {"int": 0, "float": 0.0, "str": "", "bool": 
 def encode_request(request: Request) -> bytes:
     """One map in a fixed field order, the fields of newer releases last."""
     unknown = dict(request.unknown)
-    sampling = {name: _plain(getattr(request.sampling, name)) for name in _SAMPLING_FIELDS}
+    sampling = _sampling_record(request.sampling)
     unknown_sampling = unknown.pop("sampling", {})
     if isinstance(unknown_sampling, Mapping):
         sampling.update(unknown_sampling)
@@ -46,7 +48,7 @@ def encode_request(request: Request) -> bytes:
         "tenant": request.tenant,
         "band": request.band,
         "n": request.n,
-        "best": request.best,
+        **({"best": request.best} if request.best else {}),
         **unknown,
     }
     packed: bytes = msgpack.packb(record, use_bin_type=True)
@@ -89,8 +91,14 @@ def _unpack_map(record: bytes) -> dict[str, Any]:
     return fields
 
 
-def _plain(value: object) -> object:
-    return [value.kind.value, value.text] if isinstance(value, Grammar) else value
+def _sampling_record(sampling: SamplingParams) -> dict[str, object]:
+    """Fields that came after the first release are written only where they say something: most records stay short."""
+    record = {}
+    for name in _SAMPLING_FIELDS:
+        value = getattr(sampling, name)
+        if name in _FIRST_SAMPLING_FIELDS or value != getattr(_DEFAULT_SAMPLING, name):
+            record[name] = [value.kind.value, value.text] if isinstance(value, Grammar) else value
+    return record
 
 
 def _sampling_from(fields: Mapping[str, Any]) -> SamplingParams:

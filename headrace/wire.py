@@ -35,6 +35,7 @@ Metadata = tuple[tuple[str, str | bytes], ...]
 
 _COMPOSED = ("stop", "stop_token_ids", "logit_bias", "grammar")
 _SCALARS = tuple(f.name for f in pb.SamplingParams.DESCRIPTOR.fields if f.name not in _COMPOSED)
+_NOT_YET = frozenset(f.name for f in pb.SamplingParams.DESCRIPTOR.fields if f.number > 10)
 _SAMPLING_NAMES = tuple(f.name for f in pb.SamplingParams.DESCRIPTOR.fields)
 _REASONS = {reason: f"FINISH_REASON_{reason.name}" for reason in FinishReason}
 _REASON_OF = {pb.FinishReason.Value(name): reason for reason, name in _REASONS.items()}
@@ -66,6 +67,7 @@ class ModelInfo:
 
 def generate_request_from_proto(message: pb.GenerateRequest) -> GenerateCall:
     """Raises InvalidRequest naming the field at fault."""
+    _refuse_choices(message)
     kind = message.WhichOneof("prompt")
     if kind is None:
         raise InvalidRequest("prompt is missing: set text or token_ids", field="prompt")
@@ -75,12 +77,22 @@ def generate_request_from_proto(message: pb.GenerateRequest) -> GenerateCall:
 
 def chat_request_from_proto(message: pb.ChatRequest) -> ChatCall:
     """Raises InvalidRequest naming the field at fault in `sampling`; messages are checked where they are rendered."""
+    _refuse_choices(message)
     messages = tuple({f.name: value for f, value in turn.ListFields()} for turn in message.messages)
     return ChatCall(message.model, messages, sampling_from_proto(message.sampling))
 
 
+def _refuse_choices(message: pb.GenerateRequest | pb.ChatRequest) -> None:
+    for field, off in (("n", 1), ("best_of", 1), ("priority", 0)):
+        if message.HasField(field) and getattr(message, field) != off:
+            raise InvalidRequest(f"{field} is not supported yet", field=field)
+
+
 def sampling_from_proto(message: pb.SamplingParams) -> SamplingParams:
     """Fields that are not set keep SamplingParams' defaults. Raises InvalidRequest naming the first out of bounds."""
+    for field, _ in message.ListFields():
+        if field.name in _NOT_YET:
+            raise InvalidRequest(f"{field.name} is not supported yet", field=field.name)
     known = {name: getattr(message, name) for name in _SCALARS if message.HasField(name)}
     return SamplingParams(stop=tuple(message.stop), stop_token_ids=tuple(message.stop_token_ids), **known).validated()
 

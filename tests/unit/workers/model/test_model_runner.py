@@ -10,7 +10,7 @@ import torch
 
 from headrace.sampling import SamplingParams
 from workers.config import EngineConfig
-from workers.model.interface import Sampled, SampleSpec, SequenceSlice
+from workers.model.interface import Computed, SampleSpec, SequenceSlice
 from workers.model.loader import load_runner
 from workers.model.runner import TorchRunner
 
@@ -48,7 +48,8 @@ def continued(
     while len(output) < count:
         end = min(computed + chunk, len(known))
         sample = GREEDY if end == len(known) else None
-        (result,) = runner.forward((SequenceSlice(tuple(known[computed:end]), computed, blocks, sample),))
+        (given,) = runner.forward((SequenceSlice(tuple(known[computed:end]), computed, blocks, sample),))
+        result = given.sampled
         computed = end
         if sample is None:
             assert result is None
@@ -109,7 +110,7 @@ def test_decodes_chunks_and_silent_slices_share_a_pass(runner: TorchRunner) -> N
             SequenceSlice(second[2:], 2, (12, 13), GREEDY),
         )
     )
-    assert mixed == (alone[0], None, alone[1])
+    assert mixed == (alone[0], Computed(), alone[1])
 
 
 def test_no_slices_is_no_pass(runner: TorchRunner) -> None:
@@ -123,8 +124,8 @@ def test_an_id_outside_the_vocabulary_fails_its_own_request_only(runner: TorchRu
     results = runner.forward((whole((5, illegal, 7), (3,)), good, SequenceSlice((illegal,), 0, (4,), None)))
     assert results[1] == wanted
     for bad in (results[0], results[2]):
-        assert isinstance(bad, Sampled)
-        assert "outside the vocabulary of 97" in bad.fault
+        assert bad.sampled is not None
+        assert "outside the vocabulary of 97" in bad.sampled.fault
 
 
 def test_nan_fails_its_own_request_and_leaves_nothing_in_its_blocks(make_model: MakeModel) -> None:
@@ -133,8 +134,8 @@ def test_nan_fails_its_own_request_and_leaves_nothing_in_its_blocks(make_model: 
     wanted = runner.forward((good, other))
     results = runner.forward((good, whole((33, 5, 7, 8, 9, 5, 7, 8), (3, 4)), other))
     assert (results[0], results[2]) == wanted
-    assert results[1] is not None
-    assert "not numbers" in results[1].fault
+    assert results[1].sampled is not None
+    assert "not numbers" in results[1].sampled.fault
     # The next owner fills its block only in part, and decodes, padded to a longer neighbour: the kernel reads
     # and masks the slots behind its last token. What the failed request left there must not reach it.
     short = (SequenceSlice((5,), 0, (3,), None), SequenceSlice((6,), 1, (3,), GREEDY))
