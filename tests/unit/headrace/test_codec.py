@@ -78,7 +78,7 @@ def test_requests_come_back_as_they_went(sampling: SamplingParams, ids: tuple[in
 def test_fields_of_a_newer_release_are_kept() -> None:
     fields = msgpack.unpackb(encode_request(REQUEST))
     fields["colour"] = {"deep": [1]}
-    fields["sampling"]["logit_bias"] = {"5": 1.5}
+    fields["sampling"]["mood"] = {"5": 1.5}
     passed = decode_request(msgpack.packb(fields))
     assert passed == REQUEST
     assert msgpack.unpackb(encode_request(passed)) == fields
