@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import pytest
@@ -20,17 +20,40 @@ from headrace.store.twin_store import SyncTwinStore, TwinStore
 from tests.fixtures.scripted_runner import ScriptedRunner, make_config
 from workers.engine import Engine
 from workers.link import Link
+from workers.model.interface import Computed, Move, SequenceSlice
 
 ROUTER = "router~test"
 DEADLINE_S = 20.0
+PASSES_A_LOOK = 4
 
 
 def wall_ms() -> int:
     return int(time.monotonic() * 1000)
 
 
+class PacedRunner(ScriptedRunner):
+    """Once paced, computes only as many passes as the test lets it: on a fast machine a request would otherwise end
+    before the test has looked.
+    """
+
+    paced = False
+
+    def __init__(self) -> None:
+        super().__init__(128, 16, max_context=1024)
+        self._allowed = threading.Semaphore(0)
+
+    def allow(self, passes: int) -> None:
+        self._allowed.release(passes)
+
+    def forward(self, slices: Sequence[SequenceSlice], moves: Sequence[Move] = ()) -> tuple[Computed, ...]:
+        while self.paced and not self._allowed.acquire(timeout=0.05):
+            pass
+        return super().forward(slices, moves)
+
+
 @dataclass
 class Rig:
+    runner: PacedRunner
     twin: Twin
     engine: Engine
     link: Link
@@ -61,6 +84,7 @@ class Rig:
         deadline = time.monotonic() + DEADLINE_S
         while not holds():
             assert time.monotonic() < deadline, "what was waited for did not come"
+            self.runner.allow(PASSES_A_LOOK)
             with self.twin.changed:
                 self.twin.changed.wait(0.05)
 
@@ -68,14 +92,16 @@ class Rig:
 @pytest.fixture
 def rig() -> Iterator[Rig]:
     twin = Twin("cluster", "scripted", wall_ms)
-    engine = Engine(ScriptedRunner(128, 16, max_context=1024), make_config(block_size=16), None)
+    runner = PacedRunner()
+    engine = Engine(runner, make_config(block_size=16), None)
     report, inbox = SyncTwinStore(twin), SyncTwinStore(twin)
     link = Link(engine, report, inbox, lambda: incarnation("worker"))
     asyncio.run(TwinStore(twin).sweep(ROUTER))
     engine.start()
     link.start()
     assert link.wait_joined(DEADLINE_S)
-    yield Rig(twin, engine, link, report, inbox)
+    yield Rig(runner, twin, engine, link, report, inbox)
+    runner.paced = False
     link.stop()
     assert engine.stop(5.0)
 
@@ -89,6 +115,7 @@ def test_a_bound_request_runs_and_is_journaled(rig: Rig) -> None:
 def test_frames_wait_while_the_store_is_away(rig: Rig) -> None:
     rig.admit("first", 12)
     rig.wait(lambda: rig.state("first") is State.FINISHED)
+    rig.runner.paced = True
     rig.admit("b", 300)
     rig.wait(lambda: len(rig.journal("b")) >= 2)
     rig.report.away = True
@@ -126,6 +153,7 @@ def test_a_lost_reply_is_harmless(rig: Rig) -> None:
 
 def test_a_fenced_worker_rejoins_empty_as_a_new_incarnation(rig: Rig) -> None:
     old = rig.link.incarnation
+    rig.runner.paced = True
     rig.admit("e", 400)
     rig.wait(lambda: len(rig.journal("e")) >= 2)
     SyncTwinStore(rig.twin).report(incarnation("worker"), replace(rig.engine.beat(), last_inbox_id="0-0"))
@@ -134,6 +162,7 @@ def test_a_fenced_worker_rejoins_empty_as_a_new_incarnation(rig: Rig) -> None:
 
 
 def test_a_cancel_reaches_the_engine(rig: Rig) -> None:
+    rig.runner.paced = True
     rig.admit("f", 400)
     rig.wait(lambda: len(rig.journal("f")) >= 1)
     asyncio.run(rig.router().cancel("f"))
@@ -164,6 +193,7 @@ def test_a_worker_that_cannot_read_its_inbox_loses_its_lease(rig: Rig, monkeypat
 
 
 def test_work_that_cannot_start_here_moves_to_a_worker_with_room(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    rig.runner.paced = True
     rig.admit("late", 900)
     monkeypatch.setattr(rig.engine, "unstarted", lambda: (("late", 1),))
     other, beat = incarnation("other"), rig.engine.beat()
@@ -190,6 +220,7 @@ def test_a_record_that_cannot_be_read_fails_alone(rig: Rig, monkeypatch: pytest.
 
 
 def test_leaving_gives_the_work_back(rig: Rig) -> None:
+    rig.runner.paced = True
     rig.admit("g", 400)
     rig.wait(lambda: len(rig.journal("g")) >= 1)
     rig.link.stop()
