@@ -178,3 +178,27 @@ except AttributeError as fault:
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout) == (0, "module 'headrace' has no attribute 'nonsense'\n"), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("min_p", 0.1),
+        ("logit_bias", {5: 1.0}),
+        ("grammar", pb.Grammar(regex="a")),
+        ("logprobs", 0),
+        ("prompt_logprobs", 2),
+    ],
+)
+def test_what_no_engine_does_yet_is_refused_by_its_name(field: str, value: object) -> None:
+    with pytest.raises(InvalidRequest, match="not supported yet") as refused:
+        wire.sampling_from_proto(pb.SamplingParams(**{field: value}))
+    assert refused.value.field == field
+
+
+@pytest.mark.parametrize(("field", "off", "on"), [("n", 1, 2), ("best_of", 1, 3), ("priority", 0, 1)])
+def test_several_choices_and_priority_are_refused_unless_off(field: str, off: int, on: int) -> None:
+    wire.generate_request_from_proto(pb.GenerateRequest(text="a", **{field: off}))
+    with pytest.raises(InvalidRequest, match="not supported yet") as refused:
+        wire.generate_request_from_proto(pb.GenerateRequest(text="a", **{field: on}))
+    assert refused.value.field == field
