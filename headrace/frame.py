@@ -74,16 +74,6 @@ class LoadReport:
     numerics: str
     """Fingerprint of kernels, ISA, threads and dtype: equal ones continue a stream bit for bit."""
     waiting_by_reason: tuple[tuple[str, int], ...] = ()
-    prefix_tokens_total: int = 0
-    """Prompt and replayed tokens of the sequences that were started; of these …"""
-    prefix_hit_tokens_total: int = 0
-    """… so many were found computed: in the prefix cache, the host tier or with a sibling."""
-    slot_steps_total: int = 0
-    """Sequence slots times iterations that the policy kept for its batches."""
-    slot_steps_wasted_total: int = 0
-    """Of these, the ones that advanced nobody."""
-    padding_tokens_total: int = 0
-    """Rows computed only to make a batch rectangular."""
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ import grpc
 from headrace import errors
 from headrace.chat_template import check_messages
 from headrace.errors import HeadraceError, InvalidRequest
-from headrace.events import Accepted, Delta, Event, Finished, PromptLogprobs
+from headrace.events import Accepted, Delta, Event, Finished
 from headrace.frame import FinishReason
 from headrace.sampling import SamplingParams
 from headrace.unicode import require_unicode
@@ -33,10 +33,9 @@ MAX_MESSAGE_BYTES = 16 << 20
 
 Metadata = tuple[tuple[str, str | bytes], ...]
 
-_COMPOSED = ("stop", "stop_token_ids", "logit_bias", "grammar")
-_SCALARS = tuple(f.name for f in pb.SamplingParams.DESCRIPTOR.fields if f.name not in _COMPOSED)
 _NOT_YET = frozenset(f.name for f in pb.SamplingParams.DESCRIPTOR.fields if f.number > 10)
-_SAMPLING_NAMES = tuple(f.name for f in pb.SamplingParams.DESCRIPTOR.fields)
+_SAMPLING_NAMES = tuple(f.name for f in pb.SamplingParams.DESCRIPTOR.fields if f.name not in _NOT_YET)
+_SCALARS = tuple(name for name in _SAMPLING_NAMES if name not in ("stop", "stop_token_ids"))
 _REASONS = {reason: f"FINISH_REASON_{reason.name}" for reason in FinishReason}
 _REASON_OF = {pb.FinishReason.Value(name): reason for reason, name in _REASONS.items()}
 
@@ -153,8 +152,6 @@ def event_to_proto(event: Event) -> pb.GenerateEvent:
                 choice=event.choice, first_index=event.first_index, token_ids=event.token_ids, text=event.text
             )
         )
-    if isinstance(event, PromptLogprobs):
-        return pb.GenerateEvent(prompt_logprobs=pb.PromptLogprobs(token_ids=event.token_ids))
     if isinstance(event, Accepted):
         return pb.GenerateEvent(accepted=pb.Accepted(request_id=event.request_id, prompt_tokens=event.prompt_tokens))
     return pb.GenerateEvent(
@@ -176,7 +173,7 @@ def event_from_proto(message: pb.GenerateEvent) -> Event | None:
         return Delta(delta.choice, delta.first_index, tuple(delta.token_ids), delta.text)
     if kind == "accepted":
         return Accepted(message.accepted.request_id, message.accepted.prompt_tokens)
-    if kind is None:
+    if kind != "finished":
         return None
     end = message.finished
     reason = _REASON_OF.get(end.reason)

@@ -26,15 +26,6 @@ class EngineConfig:
     max_sequences: int = 256
     """Most requests in one iteration."""
     policy: str = "chunked"
-    capacity: str = "over-commit"
-    """Who may hold memory: `over-commit` by estimate, `no-evict` reserves to completion."""
-    itl_target_s: float | None = None
-    """The inter-token latency that chunks must leave to running requests; None: only `chunk_tokens` bounds them."""
-    prefix_cache: bool = True
-    host_bytes: int = 0
-    """Host memory for KV blocks that the device evicts."""
-    row_invariant: bool = False
-    """Kernels that give a row the same bits whatever stands beside it (DESIGN section 6, "Determinism")."""
     attention: str = "auto"
     threads: int = 0
     """CPU threads of this worker; 0 = all it can see."""

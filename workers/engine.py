@@ -134,7 +134,7 @@ class Engine:
         slices = tuple(self._roster.slice_for(work) for work in plan.work)
         self._step_began_s = self._clock()
         try:
-            results = self._runner.forward((*slices, *self._padding(plan)), self._roster.take_moves())
+            results = self._runner.forward((*slices, *self._padding(plan)))
         except Exception as error:
             self._device_faults += 1
             logger.exception("forward pass failed (%d in a row)", self._device_faults)

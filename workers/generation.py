@@ -9,7 +9,7 @@ from headrace.frame import FinishReason, Part
 from headrace.logprobs import NO_LOGPROB, TokenLogprob
 from headrace.request import BoundRequest
 from headrace.text_stream import TextStream
-from workers.model.interface import Grammatical, ModelShape, SampleSpec, ScoreSpec, SequenceSlice
+from workers.model.interface import ModelShape, SampleSpec, ScoreSpec, SequenceSlice
 from workers.scheduler.sequence import Sequence, SequenceKey
 from workers.scheduler.state import Work
 
@@ -52,7 +52,6 @@ class Generation:
         self._banned_early = tuple(sorted(self._stop_ids)) if params.min_tokens else ()
         self._text = TextStream(tokenizer, params) if params.stop and tokenizer is not None else None
         self._max_context = bounds.max_context
-        self.grammar: Grammatical | None = None
         self._logprobs: list[TokenLogprob] = []
         """Of the output tokens not yet emitted, where asked for."""
         self._scores: list[TokenLogprob] | None = None
@@ -102,11 +101,6 @@ class Generation:
         elif self.output_tokens >= self.sequence.max_tokens:
             self.finish = FinishReason.LENGTH
 
-    @property
-    def scores_prompt(self) -> bool:
-        """Every row of the prompt has to be computed here: its logits are asked for."""
-        return self._scores is not None
-
     def take_scores(self, start: int, scores: tuple[TokenLogprob, ...]) -> None:
         """Log probabilities of the prompt tokens from position start + 1 on; what is known already is not taken twice
         (a preempted prompt is computed again).
@@ -141,17 +135,7 @@ class Generation:
     def _sample_spec(self) -> SampleSpec:
         index = self.output_tokens
         banned = self._banned_early if index < self.params.min_tokens else ()
-        return SampleSpec(
-            self.params,
-            self._seed,
-            self.choice,
-            index,
-            self.sequence.key,
-            self.tokens,
-            self.sequence.prompt_tokens,
-            self.grammar,
-            banned,
-        )
+        return SampleSpec(self.params, self._seed, self.choice, index, banned)
 
     def part(self, finish: FinishReason | None = None, detail: str = "") -> Part:
         """Everything not yet emitted, as a part; after it, it is."""

@@ -10,7 +10,7 @@ from workers.generation import Generation
 from workers.kv.ledger import LedgerDrift, Reason
 from workers.kv.pool import BlockPool
 from workers.kv.tables import BlockTables
-from workers.model.interface import Move, SequenceSlice
+from workers.model.interface import SequenceSlice
 from workers.scheduler.sequence import Sequence, SequenceKey
 from workers.scheduler.state import Limits, SchedulerState, StepPlan, Work
 
@@ -89,10 +89,6 @@ class Roster:
             if sequence.known > sequence.held_blocks * self.tables.block_size:
                 self._take(sequence, Reason.GROW)
             sequence.advanced_iteration = iteration
-
-    def take_moves(self) -> tuple[Move, ...]:
-        """Copies of blocks that the plan applied last needs, in the order in which they must happen."""
-        return ()
 
     def slice_for(self, work: Work) -> SequenceSlice:
         return self[work.key].slice_for(work, self.tables.block_ids(work.key))

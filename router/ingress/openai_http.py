@@ -18,7 +18,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from headrace.errors import HeadraceError
-from headrace.events import Accepted, Delta, Finished
+from headrace.events import Accepted, Delta
 from headrace.wire import error_from_finish
 from router.delivery.stream import RequestStream
 from router.ingress.asgi_exchange import (
@@ -97,7 +97,7 @@ async def _stream(stream: RequestStream, rendering: Rendering, events: EventStre
                 last_index = event.first_index + len(event.token_ids) - 1
                 event_id = f"{stream.request_id}:{event.choice}:{max(last_index, 0)}"
                 await events.event(rendering.delta(event.choice, event.text), event_id)
-        elif isinstance(event, Finished):
+        else:
             error = error_from_finish(event)
             if error is not None:
                 raise error
@@ -116,7 +116,7 @@ async def _collect(stream: RequestStream) -> Answer:
             answer.prompt_tokens = event.prompt_tokens
         elif isinstance(event, Delta):
             answer.texts.setdefault(event.choice, []).append(event.text)
-        elif isinstance(event, Finished):
+        else:
             error = error_from_finish(event)
             if error is not None:
                 raise error

@@ -123,16 +123,7 @@ class CpuPass:
     workspace: Tensor
     num_kv_heads: int
 
-    def attend(
-        self,
-        query: Tensor,
-        key_cache: Tensor,
-        value_cache: Tensor,
-        *,
-        scale: float,
-        window: int | None = None,
-        softcap: float | None = None,
-    ) -> Tensor:
+    def attend(self, query: Tensor, key_cache: Tensor, value_cache: Tensor, *, scale: float) -> Tensor:
         if len(self.calls) == 1 and self.calls[0].rows is None:
             return self._run(self.calls[0], query, key_cache, value_cache, scale)
         out = torch.empty_like(query)

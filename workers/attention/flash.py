@@ -61,16 +61,7 @@ class FlashPass:
     kernel: Callable[..., Tensor]
     key_lengths: dict[str, Tensor]
 
-    def attend(
-        self,
-        query: Tensor,
-        key_cache: Tensor,
-        value_cache: Tensor,
-        *,
-        scale: float,
-        window: int | None = None,
-        softcap: float | None = None,
-    ) -> Tensor:
+    def attend(self, query: Tensor, key_cache: Tensor, value_cache: Tensor, *, scale: float) -> Tensor:
         return self.kernel(
             q=query,
             k=key_cache,

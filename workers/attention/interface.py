@@ -47,22 +47,9 @@ class PagedBatch:
 class AttentionPass(Protocol):
     """One pass, planned once and used by every layer."""
 
-    def attend(
-        self,
-        query: Tensor,
-        key_cache: Tensor,
-        value_cache: Tensor,
-        *,
-        scale: float,
-        window: int | None = None,
-        softcap: float | None = None,
-    ) -> Tensor:
+    def attend(self, query: Tensor, key_cache: Tensor, value_cache: Tensor, *, scale: float) -> Tensor:
         """`query` is `[rows, heads, head_dim]`, the caches `[num_blocks, block_size, kv_heads, head_dim]`; this pass's
-        keys and values are already in them. Returns `[rows, heads, head_dim]` in the query's dtype.
-
-        `window`: a row sees itself and the `window - 1` keys before it. `softcap`: scores become
-        softcap · tanh(score / softcap) before the mask.
-        """
+        keys and values are already in them. Returns `[rows, heads, head_dim]` in the query's dtype."""
         ...
 
 

@@ -29,16 +29,7 @@ class ReferencePass:
     batch: PagedBatch
     block_size: int
 
-    def attend(
-        self,
-        query: Tensor,
-        key_cache: Tensor,
-        value_cache: Tensor,
-        *,
-        scale: float,
-        window: int | None = None,
-        softcap: float | None = None,
-    ) -> Tensor:
+    def attend(self, query: Tensor, key_cache: Tensor, value_cache: Tensor, *, scale: float) -> Tensor:
         group = query.shape[1] // key_cache.shape[2]
         out = torch.empty_like(query)
         row = 0

@@ -38,16 +38,7 @@ class VarlenPass:
     batch: PagedBatch
     kernel: Callable[..., Any]
 
-    def attend(
-        self,
-        query: Tensor,
-        key_cache: Tensor,
-        value_cache: Tensor,
-        *,
-        scale: float,
-        window: int | None = None,
-        softcap: float | None = None,
-    ) -> Tensor:
+    def attend(self, query: Tensor, key_cache: Tensor, value_cache: Tensor, *, scale: float) -> Tensor:
         return self.kernel(
             query,
             key_cache,

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import Enum
 from typing import Protocol
 
 from headrace.logprobs import TokenLogprob
@@ -35,16 +34,6 @@ class ScoreSpec:
     """How many of the likeliest ids are told beside each target."""
 
 
-class Grammatical(Protocol):
-    """Where one choice stands in its grammar; advanced by the engine with each accepted token."""
-
-    def write_mask(self, address: int, num_words: int) -> None:
-        """Writes the ids that may come next as little-endian bits into `num_words` int32 words at a memory address.
-        May run in any thread.
-        """
-        ...
-
-
 @dataclass(frozen=True)
 class SampleSpec:
     """How to sample the next token of one sequence: a pure function of (logits, params, seed, choice, token index)."""
@@ -53,12 +42,6 @@ class SampleSpec:
     seed: int
     choice: int
     token_index: int
-    key: Hashable = None
-    """Whose sample this is: what a sampler may keep between steps it keeps under this; None: nothing."""
-    tokens: Sequence[int] = ()
-    """Prompt and output so far, a view of the owner's list: read during the call only. Output begins at …"""
-    prompt_tokens: int = 0
-    grammar: Grammatical | None = None
     banned_token_ids: tuple[int, ...] = ()
     """Ids that may not come now: EOS and stop ids while below `min_tokens`. EOS under `ignore_eos` may come and ends
     nothing."""
@@ -82,24 +65,6 @@ class Computed:
     sampled: Sampled | None = None
     scores: tuple[TokenLogprob, ...] = ()
     """One for each target of its `score`."""
-
-
-class MoveKind(Enum):
-    COPY = "copy"
-    """Block to block."""
-    OUT = "out"
-    """Block to host block."""
-    BACK = "back"
-    """Host block to block."""
-
-
-@dataclass(frozen=True)
-class Move:
-    """The KV of a whole block, all layers."""
-
-    kind: MoveKind
-    source: int
-    target: int
 
 
 @dataclass(frozen=True)
@@ -132,13 +97,6 @@ class ModelRunner(Protocol):
         """A block beyond `num_blocks` for rows that pad a batch: written, never read by anyone."""
         ...
 
-    @property
-    def host_blocks(self) -> int:
-        """Blocks of the host-memory tier: ids 0 … host_blocks-1; 0 without one."""
-        ...
-
-    def forward(self, slices: Sequence[SequenceSlice], moves: Sequence[Move] = ()) -> tuple[Computed, ...]:
-        """Carries the moves out in their order, then writes KV for every row; returns one result per slice, in order.
-        Raises only for faults of the device.
-        """
+    def forward(self, slices: Sequence[SequenceSlice]) -> tuple[Computed, ...]:
+        """Writes KV for every row, returns one result per slice, in order. Raises only for faults of the device."""
         ...

@@ -16,7 +16,7 @@ from workers.attention.transformers_hook import PagedPass
 from workers.config import EngineConfig
 from workers.model import memory
 from workers.model.identity import numerics_fingerprint, weight_version
-from workers.model.interface import Computed, ModelShape, Move, Sampled, SampleSpec, SequenceSlice
+from workers.model.interface import Computed, ModelShape, Sampled, SampleSpec, SequenceSlice
 from workers.model.kv_cache import PagedKvCache, blocks_that_fit
 from workers.model.rows import flatten
 from workers.model.weights import LoadedModel
@@ -57,10 +57,6 @@ class TorchRunner:
     def scratch_block(self) -> int:
         return self._cache.scratch_block
 
-    @property
-    def host_blocks(self) -> int:
-        return 0
-
     def warm_up(self, chunk_tokens: int) -> float:
         """Runs a single row and then a whole chunk twice, so that the first request pays for no lazy set-up, and
         zeroes the KV they wrote. Returns the longest of the passes after the first, in seconds: the step to expect.
@@ -77,7 +73,7 @@ class TorchRunner:
         return max(seconds[1:])
 
     @torch.inference_mode()
-    def forward(self, slices: Sequence[SequenceSlice], moves: Sequence[Move] = ()) -> tuple[Computed, ...]:
+    def forward(self, slices: Sequence[SequenceSlice]) -> tuple[Computed, ...]:
         """See `ModelRunner.forward`. A slice with an id outside the vocabulary, or whose logits are unusable, gets a
         fault; its neighbours are computed as if it were not there."""
         if not slices:

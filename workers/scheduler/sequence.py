@@ -35,8 +35,6 @@ class Sequence:
     arrived_iteration: int = 0
     advanced_iteration: int = 0
     """0 until it has run here."""
-    hold: str = ""
-    """A `Wait` for something outside the scheduler (its grammar); while set it is passed over and blocks nobody."""
     overtaken: int = 0
     """How many later arrivals were started while it waited."""
 

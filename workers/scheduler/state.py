@@ -3,33 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from enum import StrEnum
 
 from workers.scheduler.estimate import OutputEstimate
 from workers.scheduler.peak import Growth, growth, peak_blocks
 from workers.scheduler.sequence import Sequence, SequenceKey
-
-
-@dataclass(frozen=True)
-class Hit:
-    """What of a waiting sequence's known tokens need not be computed, as the KV side sees it before this step."""
-
-    tokens: int = 0
-    """Computed already; fewer than are known, so that there is a row to sample from."""
-    shared_blocks: int = 0
-    """Blocks of its table that others hold: they cost nothing."""
-    cached_blocks: int = 0
-    """Blocks of its table that nobody holds but whose content is there: each takes one allocatable block, as a new one
-    does."""
-    frontier: Hashable | None = None
-    """Names the first full block that is missing, equal for equal prefixes; None where no full block is."""
-    pending: bool = False
-    """A running sequence is going to compute that block: waiting for it is cheaper than computing it twice."""
-
-
-NO_HIT = Hit()
 
 
 class Wait(StrEnum):
@@ -41,12 +20,6 @@ class Wait(StrEnum):
     """Its prompt does not fit now, or the peak test says that it would not fit later."""
     SLOTS = "slots"
     """As many sequences run as may."""
-    PREFIX = "prefix"
-    """Somebody is computing the same prefix just now."""
-    GRAMMAR = "grammar"
-    """Its grammar is being compiled."""
-    BATCH = "batch"
-    """The policy collects a batch, or one that was formed without it is running."""
 
 
 @dataclass(frozen=True)
@@ -78,8 +51,6 @@ class SchedulerState:
     waiting: list[Sequence] = field(default_factory=list)
     free_blocks: int = 0
     """Blocks an allocation may take: free ones, and cached ones that can be evicted."""
-    hit_of: Callable[[Sequence], Hit] = lambda _: NO_HIT
-    """Of a waiting sequence; the same answer until the plan is applied."""
 
     def growth_of(self, sequence: Sequence) -> Growth:
         return growth(sequence.known, self.estimate.remaining(sequence))
@@ -128,8 +99,6 @@ class StepPlan:
     waiting_by_reason: tuple[tuple[str, int], ...] = ()
     padding: tuple[int, ...] = ()
     """Rows that make the batch rectangular, one entry per padded slice: computed, thrown away."""
-    slots: int = 0
-    """Sequence slots that the policy keeps for this batch; 0: as many as it works for."""
 
     @property
     def tokens(self) -> int:

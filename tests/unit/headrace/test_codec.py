@@ -14,7 +14,7 @@ from headrace.codec import decode_load, decode_request, decode_tokens, encode_lo
 from headrace.errors import HeadraceError
 from headrace.frame import LoadReport
 from headrace.request import Request
-from headrace.sampling import SamplingParams
+from headrace.sampling import Grammar, GrammarKind, SamplingParams
 
 REQUEST = Request(
     id="m1-0001",
@@ -51,6 +51,11 @@ SAMPLING = st.builds(
     include_stop_str_in_output=st.booleans(),
     stop_token_ids=st.lists(st.integers(0, 2**31 - 1), max_size=3).map(tuple),
     ignore_eos=st.booleans(),
+    min_p=st.floats(0, 1),
+    logit_bias=st.lists(st.tuples(st.integers(0, 2**31 - 1), st.floats(-100, 100)), max_size=3).map(tuple),
+    prompt_logprobs=st.none() | st.integers(0, 20),
+    grammar=st.none()
+    | st.builds(Grammar, st.sampled_from(GrammarKind), st.text(st.characters(exclude_categories=["Cs"]))),
 )
 
 

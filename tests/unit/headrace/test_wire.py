@@ -105,6 +105,7 @@ def test_bounds_are_named(sampling: pb.SamplingParams, field: str) -> None:
 
 def test_events_of_a_newer_server_do_no_harm() -> None:
     assert wire.event_from_proto(pb.GenerateEvent()) is None
+    assert wire.event_from_proto(pb.GenerateEvent(prompt_logprobs=pb.PromptLogprobs(token_ids=[5]))) is None
     unknown = pb.GenerateEvent.FromString(bytes.fromhex("1a021063"))  # finished { reason: 99 }
     event = wire.event_from_proto(unknown)
     assert isinstance(event, Finished)
@@ -202,3 +203,9 @@ def test_several_choices_and_priority_are_refused_unless_off(field: str, off: in
     with pytest.raises(InvalidRequest, match="not supported yet") as refused:
         wire.generate_request_from_proto(pb.GenerateRequest(text="a", **{field: on}))
     assert refused.value.field == field
+
+
+def test_clients_know_the_parameters_that_servers_carry_out() -> None:
+    for name in ("grammar", "min_p", "logprobs"):
+        with pytest.raises(TypeError, match="unknown sampling parameter"):
+            wire.sampling_to_proto({name: 1})

@@ -18,7 +18,7 @@ VOCABULARY = 60
 
 def spec(seed: int = 0, index: int = 0, banned: tuple[int, ...] = (), **params: float) -> SampleSpec:
     settings = {"temperature": 1.0} | params
-    return SampleSpec(SamplingParams(max_tokens=1, **settings).validated(), seed, 0, index, banned_token_ids=banned)  # type: ignore[arg-type]
+    return SampleSpec(SamplingParams(max_tokens=1, **settings).validated(), seed, 0, index, banned)  # type: ignore[arg-type]
 
 
 def tokens(logits: Tensor, specs: list[SampleSpec]) -> list[int]:
