@@ -34,6 +34,16 @@ class ScoreSpec:
     """How many of the likeliest ids are told beside each target."""
 
 
+class GrammarState(Protocol):
+    """Where one choice stands in its grammar; whoever owns the choice advances it with each accepted token."""
+
+    def fill_mask(self, out_row: memoryview) -> None:
+        """Writes which ids may come next: `out_row` holds ceil(vocabulary / 32) int32 words (format "i", writable, all
+        0 before the call), and bit i % 32 of word i // 32 allows id i. Bits beyond the vocabulary are not read.
+        """
+        ...
+
+
 @dataclass(frozen=True)
 class SampleSpec:
     """How to sample the next token of one sequence: a pure function of (logits, params, seed, choice, token index)."""
@@ -45,6 +55,8 @@ class SampleSpec:
     banned_token_ids: tuple[int, ...] = ()
     """Ids that may not come now: EOS and stop ids while below `min_tokens`. EOS under `ignore_eos` may come and ends
     nothing."""
+    grammar: GrammarState | None = None
+    """None: every id may come."""
 
 
 @dataclass(frozen=True)

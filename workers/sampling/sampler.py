@@ -1,7 +1,7 @@
 """From logits to tokens, for all rows of a pass at once.
 
-Order of application per row: banned ids → temperature → top-k → top-p → draw. Temperature 0 is the highest logit, ties
-to the lowest id. Top-k keeps every id whose logit is at least the k-th highest (so ties at the edge stay together, and
+Order of application per row: grammar's mask → banned ids → temperature → top-k → top-p → draw. Temperature 0 is the
+highest logit, ties to the lowest id. Top-k keeps every id whose logit is at least the k-th highest (so ties at the edge stay together, and
 the result cannot depend on a sort's order). Top-p, over what top-k left, keeps every id whose logit is at least the
 one at which the probabilities, highest first, first sum to p. The draw inverts the cumulative distribution *in order
 of ids* at a number from `workers.sampling.noise`: summing in id order means that two nearly equal logits that swap
@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from workers.model.interface import Sampled, SampleSpec
+from workers.sampling.masks import apply_masks, mask_rows, packed_masks
 from workers.sampling.noise import uniform
 
 NUCLEUS_GUESS = 512
@@ -27,22 +28,43 @@ NUCLEUS_GUESS = 512
 COLDEST = 1e-30
 """Temperatures below this draw the highest logit just as surely, and would be 0 in float32."""
 UNUSABLE = "the model's logits are not numbers (NaN or infinite), so no token can be chosen"
+FORBIDDEN = "grammar and banned ids together forbid every token, so none can be chosen"
 
 
 def sample(logits: Tensor, specs: Sequence[SampleSpec]) -> tuple[Sampled, ...]:
-    """One token per row of `logits` `[rows, vocabulary]`. A row whose logits are NaN, +inf or all -inf yields a fault
-    and harms no other row."""
+    """One token per row of `logits` `[rows, vocabulary]`. A row whose logits are NaN, +inf or all -inf, or that may
+    choose no id, yields a fault and harms no other row."""
     if not specs:
         return ()
-    logits = _without_banned(logits, specs)
+    # Before masks, which could hide a NaN: what the model said must be numbers even where it may not be chosen.
+    usable = torch.isfinite(logits.amax(dim=-1))
+    logits = _without_banned(_within_grammars(logits, specs), specs)
     peak, tokens = logits.max(dim=-1)
-    usable = torch.isfinite(peak)
+    usable = usable.to(torch.int64) + (usable & torch.isfinite(peak))
     drawn = [row for row, spec in enumerate(specs) if spec.params.temperature > 0]
     if drawn:
         chosen = _draw(logits, [specs[row] for row in drawn], drawn)
         tokens[torch.tensor(drawn, device=logits.device)] = chosen
-    ids, fine = torch.stack((tokens, usable.to(tokens.dtype))).tolist()
-    return tuple(Sampled(token) if ok else Sampled(0, UNUSABLE) for token, ok in zip(ids, fine, strict=True))
+    ids, verdicts = torch.stack((tokens, usable)).tolist()
+    return tuple(
+        Sampled(token) if verdict == 2 else Sampled(0, _FAULTS[verdict])
+        for token, verdict in zip(ids, verdicts, strict=True)
+    )
+
+
+_FAULTS = (UNUSABLE, FORBIDDEN)
+
+
+def _within_grammars(logits: Tensor, specs: Sequence[SampleSpec]) -> Tensor:
+    """Logits with ids outside a row's grammar at -inf; the caller's tensor is not changed."""
+    rows = mask_rows(specs)
+    if not rows:
+        return logits
+    packed = packed_masks(specs, rows, logits.shape[1], logits.device)
+    if len(rows) == logits.shape[0]:
+        return apply_masks(logits, packed)
+    index = torch.tensor(rows, device=logits.device)
+    return logits.index_copy(0, index, apply_masks(logits.index_select(0, index), packed))
 
 
 def _without_banned(logits: Tensor, specs: Sequence[SampleSpec]) -> Tensor:
