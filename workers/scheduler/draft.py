@@ -1,16 +1,17 @@
 """A step plan in the making: the passes that every policy composes.
 
-All of it is counting. The draft keeps its own numbers of free blocks, tokens left and survivors; state and sequences
-are only read.
+All of it is counting. The draft keeps its own numbers of tokens left and survivors, and of blocks in a `Room`; state
+and sequences are only read.
 """
 
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from functools import cached_property
 
-from workers.scheduler.peak import Growth, earliest_start, peak_blocks, survivors
+from workers.scheduler.peak import Growth, earliest_start, growth, peak_blocks, survivors
+from workers.scheduler.room import Hit, Room
 from workers.scheduler.sequence import Sequence, SequenceKey
 from workers.scheduler.state import SchedulerState, StepPlan, Unfit, Wait, Work, count_reasons
 
@@ -29,7 +30,7 @@ class Draft:
         self.tokens_left = state.limits.chunk_tokens
         self.prefills = 0
         """Gaps of more than one token in this step so far."""
-        self._free_blocks = state.free_blocks
+        self._room = Room(state.books, state.free_blocks, state.limits.block_size)
         self._alive = list(state.running)
         self._gone: set[SequenceKey] = set()
         self._work: dict[SequenceKey, Work] = {}
@@ -37,6 +38,8 @@ class Draft:
         self._preempted: list[Sequence] = []
         self._unfit: list[Unfit] = []
         self._reasons: dict[SequenceKey, Wait] = {}
+        self._frontiers: set[Hashable] = set()
+        """Blocks that the admitted are going to compute first."""
 
     def advance_decodes(self) -> None:
         """Every running sequence with one token to compute gets it; blocks that run out are taken from victims."""
@@ -47,7 +50,7 @@ class Draft:
             if self.tokens_left == 0:
                 break
             if self._is_alive(sequence) and self._make_room(sequence):
-                self._compute(sequence, 1)
+                self._compute(sequence, sequence.computed, 1)
 
     def advance_prefills(self, share: Share) -> None:
         """Running sequences with a longer gap go on, first come first. Their blocks were all taken when they were
@@ -57,7 +60,7 @@ class Draft:
             if sequence.gap > 1:
                 count = share(sequence.gap, self) if self._is_alive(sequence) else 0
                 if count and self._make_room(sequence):
-                    self._compute(sequence, count)
+                    self._compute(sequence, sequence.computed, count)
 
     def admit_waiting(self, share: Share) -> None:
         """Starts waiting sequences in rank order. The first that blocks cannot take reserves its place: a later one
@@ -69,23 +72,29 @@ class Draft:
         blocked: Sequence | None = None
         passed = 0
         for place, sequence in enumerate(self.state.waiting):
-            stop = self._why_stop(sequence, share)
+            hit = self.state.books.hit_of(sequence)
+            gap = sequence.known - hit.tokens
+            stop = self._why_stop(gap, share)
             if stop is None and blocked is not None:
                 worn_out = place > LOOK_AHEAD or blocked.overtaken + passed >= MAX_OVERTAKES
                 stop = Wait.BLOCKS if worn_out else None
             if stop is not None:
                 self._blame(self.state.waiting[place:], stop)
                 return
-            if self._cannot_ever_fit(sequence):
+            if self._cannot_ever_fit(sequence) or self._awaits_its_prefix(sequence, hit):
                 continue
-            newcomer = self.state.growth_of(sequence)
-            if self._fits(sequence, newcomer) and (blocked is None or self._may_pass(blocked, newcomer)):
+            newcomer = self._growth_after(sequence, hit)
+            if self._fits(sequence, hit, newcomer) and (blocked is None or self._may_pass(blocked, newcomer)):
                 insort(self._ahead, newcomer)
                 passed += blocked is not None
-                self._admit(sequence, share(sequence.gap, self))
+                self._admit(sequence, hit, share(gap, self))
             else:
                 blocked = blocked or sequence
                 self._reasons[sequence.key] = Wait.BLOCKS
+
+    def hold_back(self, sequences: list[Sequence], reason: Wait) -> None:
+        """These wait because the policy does not offer them to this step."""
+        self._blame(sequences, reason)
 
     def finished(self) -> StepPlan:
         self._blame(self._preempted, Wait.BLOCKS)
@@ -95,20 +104,23 @@ class Draft:
             preempted=tuple(sequence.key for sequence in self._preempted),
             unfit=tuple(self._unfit),
             waiting_by_reason=count_reasons(self._reasons),
+            held=frozenset(key for key, reason in self._reasons.items() if reason is Wait.PREFIX),
         )
 
     # -- one sequence ------------------------------------------------------------------------------------------------
 
-    def _compute(self, sequence: Sequence, count: int) -> None:
-        self._work[sequence.key] = Work(sequence.key, sequence.computed, count)
+    def _compute(self, sequence: Sequence, start: int, count: int) -> None:
+        self._work[sequence.key] = Work(sequence.key, start, count)
         self.tokens_left = max(0, self.tokens_left - count)
-        self.prefills += sequence.gap > 1
+        self.prefills += sequence.known - start > 1
 
-    def _admit(self, sequence: Sequence, count: int) -> None:
-        self._free_blocks -= self.state.limits.blocks(sequence.known)
+    def _admit(self, sequence: Sequence, hit: Hit, count: int) -> None:
+        self._room.start(sequence, hit)
         self._alive.append(sequence)
         self._admitted.append(sequence.key)
-        self._compute(sequence, count)
+        if hit.frontier is not None:
+            self._frontiers.add(hit.frontier)
+        self._compute(sequence, hit.tokens, count)
 
     def _is_alive(self, sequence: Sequence) -> bool:
         return sequence.key not in self._gone
@@ -123,8 +135,7 @@ class Draft:
         """Books the blocks the sequence lacks, preempting others (or itself) for them. False when it has to sit this
         step out.
         """
-        missing = self.state.limits.blocks(sequence.known) - sequence.held_blocks
-        while missing > self._free_blocks:
+        while self._room.missing(sequence) > self._room.free:
             if len(self._alive) == 1:  # the last survivor is never preempted: there is nobody to wait for
                 self._give_up(sequence)
                 return False
@@ -132,27 +143,35 @@ class Draft:
             self._preempt(victim)
             if victim is sequence:
                 return False
-        self._free_blocks -= max(0, missing)
+        self._room.grow(sequence)
         return True
 
     def _choose_victim(self) -> Sequence:
-        """Lowest band first, then the fewest tokens to recompute per block freed, then the latest arrival."""
+        """Lowest band first, then the fewest tokens to recompute per block freed, then the latest arrival. Who shares
+        all its blocks frees none: such a one comes last.
+        """
+        freed = {sequence.key: self._room.alone(sequence) for sequence in self._alive}
         return min(
             (sequence for sequence in self._alive if sequence.held_blocks),
-            key=lambda sequence: (-sequence.band, sequence.computed / sequence.held_blocks, -sequence.rank),
+            key=lambda sequence: (
+                freed[sequence.key] == 0,
+                -sequence.band,
+                sequence.computed / max(1, freed[sequence.key]),
+                -sequence.rank,
+            ),
         )
 
     def _preempt(self, victim: Sequence) -> None:
         self._leave(victim)
         self._preempted.append(victim)
-        self._free_blocks += self.state.limits.blocks(victim.known) if victim.key in self._work else victim.held_blocks
+        self._room.give_back(victim)
         refund = self._work.pop(victim.key, None)
         if refund is not None:
             self.tokens_left += refund.count
 
     def _give_up(self, sequence: Sequence) -> None:
         self._leave(sequence)
-        self._free_blocks += sequence.held_blocks
+        self._room.give_back(sequence)
         self._unfit.append(self._unfit_of(sequence))
 
     def _cannot_ever_fit(self, sequence: Sequence) -> bool:
@@ -176,34 +195,52 @@ class Draft:
         """How all that are alive will grow, longest-lived first; the admitted join it."""
         return sorted(self.state.growth_of(sequence) for sequence in self._alive)
 
-    def _why_stop(self, sequence: Sequence, share: Share) -> Wait | None:
-        """A reason that holds for everybody behind this sequence as well."""
+    def _growth_after(self, sequence: Sequence, hit: Hit) -> Growth:
+        """How a waiting sequence will grow once it runs; what it borrows is counted elsewhere."""
+        borrowed_tokens = self._room.borrowed(hit) * self.state.limits.block_size
+        return growth(sequence.known - borrowed_tokens, self.state.estimate.remaining(sequence))
+
+    @cached_property
+    def _capacity_blocks(self) -> int:
+        """What the peak of all that are alive has to fit into."""
+        return self.state.limits.total_blocks - self.state.unowned_blocks()
+
+    def _awaits_its_prefix(self, sequence: Sequence, hit: Hit) -> bool:
+        """Somebody who runs, or has just been admitted, computes the block that this one lacks: it finds that block,
+        and those behind it, when it comes back. Nobody waits for what has ended: `pending` and the admitted are
+        running.
+        """
+        if hit.frontier is None or not (hit.pending or hit.frontier in self._frontiers):
+            return False
+        self._reasons[sequence.key] = Wait.PREFIX
+        return True
+
+    def _why_stop(self, gap: int, share: Share) -> Wait | None:
+        """A reason that holds for everybody behind a sequence with this gap as well."""
         if len(self._alive) >= self.state.limits.max_sequences:
             return Wait.SLOTS
-        return Wait.BUDGET if share(sequence.gap, self) == 0 else None
+        return Wait.BUDGET if share(gap, self) == 0 else None
 
-    def _fits(self, sequence: Sequence, newcomer: Growth) -> bool:
+    def _fits(self, sequence: Sequence, hit: Hit, newcomer: Growth) -> bool:
         """Its known tokens fit now, and all together will fit at their peak. Alone it may start whatever the estimate
         says.
         """
-        limits = self.state.limits
-        if limits.blocks(sequence.known) > self._free_blocks:
+        if self._room.price(sequence, hit) > self._room.free:
             return False
-        return (
-            not self._alive or peak_blocks(sorted([*self._ahead, newcomer]), limits.block_size) <= limits.total_blocks
-        )
+        size = self.state.limits.block_size
+        return not self._alive or peak_blocks(sorted([*self._ahead, newcomer]), size) <= self._capacity_blocks
 
     def _may_pass(self, blocked: Sequence, newcomer: Growth) -> bool:
         """True if the blocked one starts no later with the newcomer in front: it will be gone by then, or there is
         room for both.
         """
-        limits = self.state.limits
-        head = self.state.growth_of(blocked)
-        start = earliest_start(self._ahead, head, limits.block_size, limits.total_blocks)
+        size, capacity = self.state.limits.block_size, self._capacity_blocks
+        head = self._growth_after(blocked, self.state.books.hit_of(blocked))
+        start = earliest_start(self._ahead, head, size, capacity)
         if newcomer.to_come < start:
             return True
         then = sorted([*survivors([*self._ahead, newcomer], start), head])
-        return peak_blocks(then, limits.block_size) <= limits.total_blocks
+        return peak_blocks(then, size) <= capacity
 
     def _blame(self, sequences: list[Sequence], reason: Wait) -> None:
         for sequence in sequences:

@@ -30,6 +30,8 @@ class Sequence:
     known: int
     computed: int = 0
     held_blocks: int = 0
+    borrowed_blocks: int = 0
+    """How many of them, at its head, somebody held already when it was admitted."""
     advanced_s: float = 0.0
     """Clock time at which it last advanced or started waiting."""
     arrived_iteration: int = 0

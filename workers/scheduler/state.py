@@ -8,6 +8,7 @@ from enum import StrEnum
 
 from workers.scheduler.estimate import OutputEstimate
 from workers.scheduler.peak import Growth, growth, peak_blocks
+from workers.scheduler.room import Books, Unshared
 from workers.scheduler.sequence import Sequence, SequenceKey
 
 
@@ -20,6 +21,10 @@ class Wait(StrEnum):
     """Its prompt does not fit now, or the peak test says that it would not fit later."""
     SLOTS = "slots"
     """As many sequences run as may."""
+    PREFIX = "prefix"
+    """Somebody is computing the same prefix just now."""
+    BATCH = "batch"
+    """The policy collects a batch, or one that was formed without it is running."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +47,15 @@ class Limits:
 
 
 @dataclass
+class Batch:
+    """What a batching policy has formed: it lasts until the last member has ended."""
+
+    slots: int = 0
+    members: set[SequenceKey] = field(default_factory=set)
+    """Those that have not ended, whether they run or have lost their blocks for a while."""
+
+
+@dataclass
 class SchedulerState:
     """Everything a plan depends on besides the clock. `running` in order of start, `waiting` by rank."""
 
@@ -51,9 +65,19 @@ class SchedulerState:
     waiting: list[Sequence] = field(default_factory=list)
     free_blocks: int = 0
     """Blocks an allocation may take: free ones, and cached ones that can be evicted."""
+    books: Books = field(default_factory=Unshared)
+    batch: Batch = field(default_factory=Batch)
+    """Empty under policies that let sequences come and go with every step."""
 
     def growth_of(self, sequence: Sequence) -> Growth:
-        return growth(sequence.known, self.estimate.remaining(sequence))
+        """What it borrows is not counted as its own."""
+        own = sequence.known - sequence.borrowed_blocks * self.limits.block_size
+        return growth(own, self.estimate.remaining(sequence))
+
+    def unowned_blocks(self) -> int:
+        """Held blocks that every running sequence which names them has borrowed: who brought them has ended."""
+        owned = sum(sequence.held_blocks - sequence.borrowed_blocks for sequence in self.running)
+        return self.limits.total_blocks - self.free_blocks - owned
 
     def credit_blocks(self) -> int:
         """Blocks of new work that would pass the peak test now. What runs and what already waits here count in full;
@@ -63,7 +87,8 @@ class SchedulerState:
         if self.free_slots() == 0:
             return 0
         ahead = sorted(self.growth_of(sequence) for sequence in (*self.running, *self.waiting))
-        return max(0, self.limits.total_blocks - peak_blocks(ahead, self.limits.block_size))
+        peak = peak_blocks(ahead, self.limits.block_size)
+        return max(0, self.limits.total_blocks - self.unowned_blocks() - peak)
 
     def free_slots(self) -> int:
         return max(0, self.limits.max_sequences - len(self.running) - len(self.waiting))
@@ -99,6 +124,13 @@ class StepPlan:
     waiting_by_reason: tuple[tuple[str, int], ...] = ()
     padding: tuple[int, ...] = ()
     """Rows that make the batch rectangular, one entry per padded slice: computed, thrown away."""
+    slots: int = 0
+    """Sequence slots that the policy keeps for this batch; 0: each running sequence has its own, and there is no
+    batch."""
+    wake_at_s: float | None = None
+    """Where there is no work: when, on the engine's clock, the policy wants to be asked again without any news."""
+    held: frozenset[SequenceKey] = frozenset()
+    """Waiting sequences that are held back on purpose and for a bounded time: they are not to be offered elsewhere."""
 
     @property
     def tokens(self) -> int:
