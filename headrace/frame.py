@@ -74,6 +74,14 @@ class LoadReport:
     numerics: str
     """Fingerprint of kernels, ISA, threads and dtype: equal ones continue a stream bit for bit."""
     waiting_by_reason: tuple[tuple[str, int], ...] = ()
+    slot_steps_total: int = 0
+    """Sequence slots times iterations: the slots that a batch keeps, or one for each running sequence. Of these …"""
+    slot_steps_wasted_total: int = 0
+    """… so many in which the iteration computed nothing of anybody's."""
+    rows_total: int = 0
+    """Tokens computed for sequences: prefill, decode, and both again after a preemption."""
+    padding_rows_total: int = 0
+    """Tokens computed beside them only to make batches rectangular."""
 
 
 @dataclass(frozen=True)

@@ -73,6 +73,8 @@ class Engine:
         self._step_began_s: float | None = None
         self._oldest_advanced_s: float | None = None
         self._unstarted: tuple[tuple[str, int], ...] = ()
+        self._wake_at_s: float | None = None
+        """Until when a policy that holds all work back wants to sleep."""
         self._thread: threading.Thread | None = None
         self._latest = self._make_frame(StepPlan(()))
 
@@ -83,7 +85,9 @@ class Engine:
         began_s = self._clock()
         news, resets = self._read_inbox()
         plan = self._plan()
+        self._wake_at_s = None if plan.work else plan.wake_at_s
         if plan.work:
+            self._statistics.batch.record(plan, len(self._roster.state.running))
             self._accept(plan, self._forward(plan))
             self._statistics.record(self._clock() - began_s, sum(len(part.token_ids) for part in self._parts))
         if not (news or plan.work or self._parts):
@@ -189,7 +193,7 @@ class Engine:
         self._parts.clear()
         self._note_progress()
         self._latest = frame
-        self._unstarted = self._roster.unstarted(self._statistics.iterations)
+        self._unstarted = self._roster.unstarted(self._statistics.iterations, plan.held)
         self._mailbox.publish(frame, resets)
         return frame
 
@@ -353,4 +357,8 @@ class Engine:
                 return False
             self._roster.resume(self._clock())
             self._note_progress()
-        return self._mailbox.wait_for_command() if len(self._roster) == 0 else not self._mailbox.is_stopping
+        if len(self._roster) == 0:
+            return self._mailbox.wait_for_command()
+        if self._wake_at_s is not None:
+            return self._mailbox.wait_for_command(max(0.0, self._wake_at_s - self._clock()))
+        return not self._mailbox.is_stopping

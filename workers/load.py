@@ -42,4 +42,8 @@ def load_report(
         weight_version=shape.weight_version,
         numerics=shape.numerics,
         waiting_by_reason=plan.waiting_by_reason,
+        slot_steps_total=statistics.batch.slot_steps,
+        slot_steps_wasted_total=statistics.batch.slot_steps_wasted,
+        rows_total=statistics.batch.rows,
+        padding_rows_total=statistics.batch.padding,
     )

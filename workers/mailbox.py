@@ -120,10 +120,11 @@ class Mailbox:
             self._changed.wait_for(lambda: self._stopping or not self._is_full())
             return not self._stopping
 
-    def wait_for_command(self) -> bool:
-        """Blocks until there is something to read; False once stopping."""
+    def wait_for_command(self, timeout_s: float | None = None) -> bool:
+        """Blocks until there is something to read, at most `timeout_s` seconds where that is given; False once
+        stopping."""
         with self._changed:
-            self._changed.wait_for(lambda: self._stopping or bool(self._commands))
+            self._changed.wait_for(lambda: self._stopping or bool(self._commands), timeout_s)
             return not self._stopping
 
     @property

@@ -51,12 +51,13 @@ class Roster:
         self._generations.setdefault(key.request_id, {})[key.choice] = generation
         insort(self.state.waiting, generation.sequence, key=_rank)
 
-    def unstarted(self, iteration: int) -> tuple[tuple[str, int], ...]:
+    def unstarted(self, iteration: int, held: frozenset[SequenceKey] = frozenset()) -> tuple[tuple[str, int], ...]:
         """(request id, epoch) of those that came `UNSTARTED_AFTER` iterations ago or more and of which nothing has run
-        here: another worker with room would serve them sooner."""
+        here: another worker with room would serve them sooner. Not of those that the policy has `held` on purpose."""
         if not self.state.waiting:
             return ()
-        old = {s.key.request_id for s in self.state.waiting if iteration - s.arrived_iteration >= UNSTARTED_AFTER}
+        late = [s.key for s in self.state.waiting if iteration - s.arrived_iteration >= UNSTARTED_AFTER]
+        old = {key.request_id for key in late if key not in held}
         requests = [self.of_request(request_id) for request_id in sorted(old)]
         cold = [choices for choices in requests if all(c.sequence.advanced_iteration == 0 for c in choices)]
         return tuple((choices[0].bound.request.id, choices[0].bound.epoch) for choices in cold)
@@ -69,6 +70,7 @@ class Roster:
         else:
             self.state.waiting.remove(sequence)
         self._give_back(sequence, reason)
+        self.state.batch.members.discard(sequence.key)
         choices = self._generations[sequence.key.request_id]
         del choices[sequence.key.choice]
         if not choices:
@@ -84,6 +86,9 @@ class Roster:
             self._preempt(self[key].sequence, now)
         for key in plan.admitted:
             self._start(self[key].sequence, now)
+        if plan.slots:
+            self.state.batch.slots = plan.slots
+            self.state.batch.members.update(plan.admitted)
         for work in plan.work:
             sequence = self[work.key].sequence
             if sequence.known > sequence.held_blocks * self.tables.block_size:

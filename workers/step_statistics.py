@@ -3,9 +3,42 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
+
+from workers.scheduler.state import StepPlan
 
 SMOOTHING_S = 5.0
 """Busy seconds after which an old measurement weighs 1/e."""
+
+
+@dataclass
+class BatchTotals:
+    """What the batching policy makes of the passes, in counts that no clock enters.
+
+    A *slot* is a sequence's place in the batch: one that a batching policy keeps until its batch ends, or that of a
+    running sequence. A slot-step is one slot in one iteration; it is wasted where the iteration computed nothing of
+    anybody's in that slot. A *row* is one token at one position in a pass, the unit of the model's work.
+    """
+
+    slot_steps: int = 0
+    slot_steps_wasted: int = 0
+    rows: int = 0
+    """Rows of sequences: prompt tokens, output tokens read back, and both again after a preemption."""
+    padding: int = 0
+    """Rows computed beside them only to make passes rectangular."""
+
+    def record(self, plan: StepPlan, running: int) -> None:
+        """One iteration of `plan`, with so many sequences running."""
+        slots = plan.slots or running
+        self.slot_steps += slots
+        self.slot_steps_wasted += slots - len(plan.work)
+        self.rows += plan.tokens
+        self.padding += sum(plan.padding)
+
+    @property
+    def utilisation(self) -> float:
+        """Share of the computed rows that were anybody's; 0.0 before the first pass."""
+        return self.rows / (self.rows + self.padding) if self.rows else 0.0
 
 
 class StepStatistics:
@@ -19,6 +52,7 @@ class StepStatistics:
         self.prompt_tokens_total = 0
         self.output_tokens_total = 0
         self.preemptions_total = 0
+        self.batch = BatchTotals()
         self._recent_tokens = 0.0
         self._recent_s = 0.0
 

@@ -16,6 +16,8 @@ from workers.scheduler.policy import policy_names
 
 MAX_CONTEXT = 60
 MAX_STEPS = 6_000
+HOLDING = ("static", "dynamic")
+"""Policies that may hold all work back for a while."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +87,8 @@ def test_any_load_ends_empty_with_the_solo_answers(
         assert load.free_blocks + load.cached_blocks + load.held_blocks == load.total_blocks
         assert 0 <= load.credit_blocks <= load.total_blocks
         if before.running + before.waiting and load.running + load.waiting:
-            assert len(runner.passes) == passes + 1, "somebody waits and nothing was computed"
+            held = config["policy"] in HOLDING and load.running == 0
+            assert len(runner.passes) == passes + 1 or held, "somebody waits and nothing was computed"
         if step >= last_event and load.running + load.waiting == 0:
             break
     assert (load.running, load.waiting, load.held_blocks) == (0, 0, 0)
@@ -121,11 +124,12 @@ def test_a_journal_of_any_length_is_continued_exactly(
     engine = Engine(runner, make_config(policy=policy, chunk_tokens=8), None, Ticks())
     engine.add(bind(request, epoch=2, journal=(journal,)))
     parts = []
-    for _ in range(100):
+    for _ in range(1_000):  # of which the longest time-out of a batch takes the most
         frame = engine.step()
-        if frame is None:
+        parts.extend(frame.parts if frame else ())
+        if parts and parts[-1].finish is not None:
             break
-        parts.extend(frame.parts)
+    assert engine.step() is None
     assert parts[0].first_index == len(journal)
     assert journal + tuple(token for part in parts for token in part.token_ids) == expected
     assert [part.finish for part in parts][-1] is reason

@@ -1,7 +1,8 @@
 """Batching policies: which tokens of which sequences the next forward pass computes.
 
-Each is one class behind `Policy`, all run on the same engine; what differs is how a prefill shares a pass with the
-decodes.
+Each is one class behind `Policy`, all run on the same engine and kernels. `chunked` and `continuous` decide anew in
+every iteration and differ in how a prefill shares a pass with the decodes; `static` and `dynamic` (in `batching`) form
+a batch and keep it.
 """
 
 from __future__ import annotations
@@ -9,15 +10,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
+from workers.scheduler.batching import Dynamic, Static
 from workers.scheduler.draft import Draft
 from workers.scheduler.state import SchedulerState, StepPlan
 
 
 class Policy(Protocol):
     def plan(self, state: SchedulerState, now: float) -> StepPlan:
-        """The next step; `now` in seconds of the engine's clock. Reads `state`, never changes it; the plan holds
-        within its limits and gives work to at least one sequence whenever one is running or waiting and fits the
-        pool.
+        """The next step; `now` in seconds of the engine's clock. Reads `state`, never changes it; equal states at
+        equal times give equal plans. The plan holds within the limits and gives work to at least one sequence
+        whenever one is running, or waits and fits the pool; a policy that holds all of them back says in `wake_at_s`
+        until when.
         """
         ...
 
@@ -62,7 +65,12 @@ class Continuous:
         return gap if fits or (draft.prefills == 0 and gap > 1) else 0
 
 
-_REGISTRY: dict[str, Callable[[], Policy]] = {"chunked": Chunked, "continuous": Continuous}
+_REGISTRY: dict[str, Callable[[], Policy]] = {
+    "chunked": Chunked,
+    "continuous": Continuous,
+    "dynamic": Dynamic,
+    "static": Static,
+}
 
 
 def policy_names() -> tuple[str, ...]:

@@ -201,10 +201,10 @@ def test_planning_changes_nothing(policy: str) -> None:
         [decoding("a", 0, known=5, held=1), decoding("b", 1, known=9, held=2)], [sequence("c", 2, prompt=9)], blocks=3
     )
     before = deepcopy(setting)
-    first = make_policy(policy).plan(setting, 0.0)
+    first = make_policy(policy).plan(setting, 1.0)
     for now, then in zip(setting.running + setting.waiting, before.running + before.waiting, strict=True):
         assert vars(now) == vars(then)
-    assert setting.free_blocks == before.free_blocks
+    assert (setting.free_blocks, setting.batch) == (before.free_blocks, before.batch)
     assert make_policy(policy).plan(setting, 1.0) == first
 
 
@@ -219,7 +219,9 @@ def test_credit_is_what_the_peak_leaves_less_what_waits() -> None:
 
 
 def test_an_unknown_policy_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(ValueError, match=r"unknown scheduling policy 'chunky'; known: chunked, continuous"):
+    with pytest.raises(
+        ValueError, match=r"unknown scheduling policy 'chunky'; known: chunked, continuous, dynamic, static"
+    ):
         make_policy("chunky")
 
 
