@@ -7,8 +7,9 @@ of these. Far tighter than Σ (a + b), because sequences that end early give the
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_right
 from collections.abc import Iterable
+from itertools import accumulate
 from typing import NamedTuple
 
 
@@ -40,20 +41,44 @@ def peak_blocks(longest_first: Iterable[Growth], block_size: int) -> int:
 
 
 def earliest_start(running: list[Growth], newcomer: Growth, block_size: int, total_blocks: int) -> int:
-    """In how many tokens per sequence from now the newcomer passes the peak test, if all end as estimated.
+    """In how many tokens per sequence from now the newcomer passes the peak test first, if all end as estimated.
 
-    `running` is sorted longest-lived first. Room comes when sequences end, so their ends are searched, by bisection:
-    the newcomer passes at the end found and not at the one before. (Need does not fall quite monotonically, because a
-    later start overlaps with longer sequences: an even earlier end may have passed too.)
+    `running` is sorted longest-lived first. Room comes when sequences end, so every end is tried, soonest first: need
+    does not fall monotonically (a later start overlaps with longer sequences), so no end may be skipped. At an end t
+    the i longest-lived have grown by t each and need Σ a_k + i·(b_i + s-1) slots, the same as seen from now; those
+    that end before the newcomer find it beside them, which adds its slots and one more growth. So the sums are made
+    once, and one end costs a maximum over a slice.
     """
-    ends = sorted({0, *(entry.to_come + 1 for entry in running)})
+    spare = block_size - 1
+    before = list(accumulate((entry.slots_now for entry in running), initial=0))
+    alone = [before[i] + i * (entry.to_come + spare) for i, entry in enumerate(running, start=1)]
+    beside = [slots + entry.to_come for slots, entry in zip(alone, running, strict=True)]
+    alone_peak = list(accumulate(alone, max, initial=0))
+    room = (total_blocks + 1) * block_size - 1
+    for t in sorted({0, *(entry.to_come + 1 for entry in running)}):
+        alive = bisect_right(running, -t, key=_minus_to_come)
+        longer = bisect_right(running, -t - newcomer.to_come, hi=alive, key=_minus_to_come)
+        own = before[longer] + longer * t + newcomer.slots_now + (longer + 1) * (newcomer.to_come + spare)
+        shorter = max(beside[longer:alive], default=0) + newcomer.slots_now + spare - t if longer < alive else 0
+        if max(own, shorter, alone_peak[longer]) <= room:
+            return t
+    return max((entry.to_come + 1 for entry in running), default=0)
 
-    def fits(tokens: int) -> bool:
-        later = sorted([*survivors(running, tokens), newcomer])
-        return peak_blocks(later, block_size) <= total_blocks
 
-    at = bisect_left(ends, True, key=fits)
-    return ends[min(at, len(ends) - 1)]
+def reserved_blocks(sequences: Iterable[Growth], block_size: int) -> int:
+    """Blocks of sequences that are each given their whole length at once and keep it: no sharing over time."""
+    return sum(-(-(entry.slots_now + entry.to_come) // block_size) for entry in sequences)
+
+
+def earliest_reserved_start(running: list[Growth], newcomer: Growth, block_size: int, total_blocks: int) -> int:
+    """`earliest_start` where everyone keeps its whole length: need falls with every end."""
+    kept = list(accumulate((reserved_blocks([entry], block_size) for entry in running), initial=0))
+    stay = max(0, bisect_right(kept, total_blocks - reserved_blocks([newcomer], block_size)) - 1)
+    return running[stay].to_come + 1 if stay < len(running) else 0
+
+
+def _minus_to_come(entry: Growth) -> int:
+    return entry.minus_to_come
 
 
 def survivors(running: Iterable[Growth], tokens: int) -> list[Growth]:

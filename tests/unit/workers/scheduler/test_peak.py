@@ -5,7 +5,15 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workers.scheduler.peak import Growth, earliest_start, growth, peak_blocks, survivors
+from workers.scheduler.peak import (
+    Growth,
+    earliest_reserved_start,
+    earliest_start,
+    growth,
+    peak_blocks,
+    reserved_blocks,
+    survivors,
+)
 
 sequences = st.lists(st.tuples(st.integers(1, 60), st.integers(0, 60)), max_size=12)
 
@@ -40,7 +48,7 @@ def test_one_sequence_alone_is_exact_in_blocks() -> None:
 
 
 @given(sequences, st.tuples(st.integers(1, 60), st.integers(0, 60)), st.integers(1, 16), st.integers(20, 90))
-def test_the_newcomer_passes_at_the_start_found_and_not_at_the_end_before(
+def test_the_newcomer_passes_at_the_start_found_and_at_no_end_before(
     pairs: list[tuple[int, int]], newcomer: tuple[int, int], block_size: int, total_blocks: int
 ) -> None:
     running = sorted(Growth(-to_come, now) for now, to_come in pairs)
@@ -52,7 +60,19 @@ def test_the_newcomer_passes_at_the_start_found_and_not_at_the_end_before(
 
     ends = sorted({0, *(to_come + 1 for _, to_come in pairs)})
     if passes_at(start):
-        place = ends.index(start)
-        assert place == 0 or not passes_at(ends[place - 1])
+        assert not any(passes_at(end) for end in ends[: ends.index(start)])
     else:  # not even an empty pool would do by the estimates: then it starts when all are gone
         assert start == ends[-1]
+        assert not any(passes_at(end) for end in ends)
+
+
+@given(sequences, st.tuples(st.integers(1, 60), st.integers(0, 60)), st.integers(1, 16), st.integers(5, 90))
+def test_where_all_is_reserved_the_newcomer_starts_as_soon_as_enough_have_ended(
+    pairs: list[tuple[int, int]], newcomer: tuple[int, int], block_size: int, total_blocks: int
+) -> None:
+    running = sorted(Growth(-to_come, now) for now, to_come in pairs)
+    entry = Growth(-newcomer[1], newcomer[0])
+    start = earliest_reserved_start(running, entry, block_size, total_blocks)
+    ends = sorted({0, *(to_come + 1 for _, to_come in pairs)})
+    fitting = [end for end in ends if reserved_blocks([*survivors(running, end), entry], block_size) <= total_blocks]
+    assert start == (fitting[0] if fitting else ends[-1])
