@@ -9,20 +9,25 @@ little-endian u32, so that a journal grows by plain appends and any tail of it c
 from __future__ import annotations
 
 import dataclasses
+import struct
 import sys
 from array import array
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import msgpack
 
 from headrace.errors import HeadraceError
 from headrace.frame import LoadReport
+from headrace.logprobs import NO_LOGPROB, TokenLogprob
 from headrace.request import Request
 from headrace.sampling import Grammar, GrammarKind, SamplingParams
 
 LAYOUT = 1
 TOKEN_BYTES = 4
+NO_ID = 2**32 - 1
+"""Stands where a record of log probabilities has fewer likeliest ids than its width."""
 
 _SAMPLING_FIELDS = tuple(f.name for f in dataclasses.fields(SamplingParams))
 _FIRST_SAMPLING_FIELDS = frozenset(_SAMPLING_FIELDS[: _SAMPLING_FIELDS.index("ignore_eos") + 1])
@@ -130,6 +135,54 @@ def decode_tokens(packed: bytes) -> tuple[int, ...]:
     if sys.byteorder == "big":
         ids.byteswap()
     return tuple(ids)
+
+
+@cache
+def _logprob_record(tops: int) -> struct.Struct:
+    """f32 log probability, u32 rank, then `tops` times u32 id and f32 log probability."""
+    return struct.Struct("<fI" + "If" * tops)
+
+
+def logprob_bytes(tops: int) -> int:
+    """The size of one token's record where `tops` of the likeliest ids are told."""
+    return _logprob_record(tops).size
+
+
+def tops_of(record_bytes: int) -> int:
+    """How many likeliest ids a record of this size tells. Raises ValueError for a size that no record has."""
+    tops, rest = divmod(record_bytes - _logprob_record(0).size, 8)
+    if rest or tops < 0:
+        raise ValueError(f"no record of log probabilities has {record_bytes} bytes")
+    return tops
+
+
+def encode_logprobs(logprobs: Sequence[TokenLogprob]) -> bytes:
+    """Records of one width, that of the longest `top`, so that the record of any token can be read by its index. Rank
+    0 (all of a record zero, too) says that there is no log probability."""
+    tops = max((len(one.top) for one in logprobs), default=0)
+    pack = _logprob_record(tops).pack
+    blank = (NO_ID, NO_LOGPROB)
+    records = []
+    for one in logprobs:
+        pairs = one.top if len(one.top) == tops else (*one.top, *[blank] * (tops - len(one.top)))
+        records.append(pack(one.logprob, one.rank, *[value for pair in pairs for value in pair]))
+    return b"".join(records)
+
+
+def decode_logprobs(packed: bytes, tops: int) -> tuple[TokenLogprob, ...]:
+    """Raises ValueError where the length is no multiple of a record's."""
+    record = _logprob_record(tops)
+    if len(packed) % record.size:
+        raise ValueError(f"{len(packed)} bytes are no whole number of records of {record.size}")
+    return tuple(_logprob_from(values) for values in record.iter_unpack(packed))
+
+
+def _logprob_from(values: tuple[Any, ...]) -> TokenLogprob:
+    logprob, rank = values[:2]
+    if rank == 0:
+        return TokenLogprob(NO_LOGPROB, 0)
+    pairs = zip(values[2::2], values[3::2], strict=True)
+    return TokenLogprob(logprob, rank, tuple(pair for pair in pairs if pair[0] != NO_ID))
 
 
 def encode_load(load: LoadReport) -> dict[str, object]:

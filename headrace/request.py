@@ -21,7 +21,7 @@ class Request:
     sampling: SamplingParams
     tenant: str = "default"
     band: int = 0
-    """Priority band; 0 is the highest."""
+    """Priority band, below `BANDS` of `headrace.store.limits`; 0 is the highest."""
     n: int = 1
     """Choices that are computed."""
     best: int = 0
@@ -43,3 +43,5 @@ class BoundRequest:
     """Id of the inbox entry that brought it."""
     journal: tuple[tuple[int, ...], ...]
     """Per choice, the output tokens already journaled by earlier holders; empty for a fresh request."""
+    prompt_is_scored: bool = False
+    """The prompt's log probabilities are journaled: told once, they are not told again."""

@@ -20,9 +20,10 @@ from redis.backoff import NoBackoff
 from redis.exceptions import OutOfMemoryError, RedisError, ResponseError
 from redis.retry import Retry
 
-from headrace.codec import decode_tokens
+from headrace.codec import decode_logprobs, decode_tokens, logprob_bytes
 from headrace.errors import Unavailable
 from headrace.frame import Frame
+from headrace.logprobs import TokenLogprob
 from headrace.store import calls
 from headrace.store.functions import Library, library
 from headrace.store.interface import (
@@ -189,11 +190,25 @@ class AsyncRedisStore(_Commands):
             packed = await self._client.getrange(self._keys.journal(request_id, choice), from_index * TOKEN_BYTES, -1)
         return decode_tokens(packed)
 
+    async def logprobs(
+        self, request_id: str, choice: int, from_index: int, count: int, tops: int
+    ) -> tuple[TokenLogprob, ...]:
+        size = logprob_bytes(tops)
+        first, last = from_index * size, (from_index + count) * size - 1
+        with _translated():
+            packed = await self._client.getrange(self._keys.logprobs(request_id, choice), first, last)
+        return decode_logprobs(packed, tops)
+
+    async def prompt_logprobs(self, request_id: str, prompt_tokens: int) -> tuple[TokenLogprob, ...]:
+        with _translated():
+            packed = await self._client.get(self._keys.prompt_logprobs(request_id))
+        return calls.prompt_logprobs_of(packed or b"", prompt_tokens)
+
     async def deliveries(self, router: str, after_id: str, block_ms: int) -> tuple[DeliveryEntry, ...]:
         stream = {self._keys.out(router): after_id or "0-0"}
         with _translated():
             reply = await self._client.xread(stream, count=DELIVERY_COUNT, block=_block(block_ms))
-        return tuple(calls.delivery_entry(i, f["w"], f["s"], f["p"]) for i, f in _entries(reply))
+        return tuple(calls.delivery_entry(i, f) for i, f in _entries(reply))
 
     async def owned(self, router: str) -> tuple[str, ...]:
         with _translated():

@@ -7,11 +7,23 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
-from headrace.codec import decode_request, decode_tokens, encode_request, encode_tokens, pack_load, unpack_load
-from headrace.errors import HeadraceError, Unavailable
+from headrace.codec import (
+    TOKEN_BYTES,
+    decode_logprobs,
+    decode_request,
+    decode_tokens,
+    encode_logprobs,
+    encode_request,
+    encode_tokens,
+    pack_load,
+    tops_of,
+    unpack_load,
+)
+from headrace.errors import HeadraceError, InvalidRequest, Unavailable
 from headrace.frame import FinishReason, Frame, Part
+from headrace.logprobs import TokenLogprob
 from headrace.request import BoundRequest
 from headrace.store.interface import (
     Admit,
@@ -31,7 +43,7 @@ from headrace.store.interface import (
     Swept,
 )
 from headrace.store.limits import BANDS
-from headrace.store.parts import pack_part, short, unpack_parts
+from headrace.store.parts import pack_logprobs, pack_part, short, unpack_logprobs, unpack_parts
 
 Arguments = list[Any]
 Reply = Sequence[Any]
@@ -58,7 +70,10 @@ def refuse_other_model(model: str, call: Admit) -> Refused | None:
 
 
 def admit_arguments(call: Admit) -> Arguments:
+    """Raises InvalidRequest for a band that the functions do not know."""
     request = call.request
+    if not 0 <= request.band < BANDS:
+        raise InvalidRequest(f"priority must be from 0 to {BANDS - 1}, not {request.band}", field="priority")
     most = request.sampling.max_tokens or 0
     prompt = len(request.prompt_token_ids)
     return [
@@ -66,7 +81,7 @@ def admit_arguments(call: Admit) -> Arguments:
         request.id,
         encode_request(request),
         request.tenant,
-        max(0, min(request.band, BANDS - 1)),
+        request.band,
         request.n,
         call.price_blocks,
         prompt + request.n * most,
@@ -114,19 +129,44 @@ def report_arguments(worker: str, frame: Frame) -> Arguments:
     ]
 
 
-PartRow = tuple[str, int, int, int, bytes, str, str]
-"""id, choice, epoch, first token index, packed tokens, finish or "", detail"""
+class PartRow(NamedTuple):
+    request_id: str
+    choice: int
+    epoch: int
+    first_index: int
+    tokens: bytes
+    finish: str
+    """A FinishReason's value or ""."""
+    detail: str
+    logprobs: bytes = b""
+    """One record per token, or none at all."""
+    prompt_logprobs: bytes = b""
+
+    def packed_logprobs(self) -> bytes:
+        size = len(self.logprobs) // (len(self.tokens) // TOKEN_BYTES)
+        return pack_logprobs(self.request_id, self.choice, self.first_index, size, self.logprobs)
 
 
 def as_row(part: Part) -> PartRow:
-    finish = "" if part.finish is None else part.finish.value
-    tokens = encode_tokens(part.token_ids)
-    return (part.request_id, part.choice, part.epoch, part.first_index, tokens, finish, short(part.detail))
+    """Log probabilities that are not one for each token are left out: nobody could say whose they are."""
+    are_whole = len(part.logprobs) == len(part.token_ids)
+    return PartRow(
+        part.request_id,
+        part.choice,
+        part.epoch,
+        part.first_index,
+        encode_tokens(part.token_ids),
+        "" if part.finish is None else part.finish.value,
+        short(part.detail),
+        encode_logprobs(part.logprobs) if part.logprobs and are_whole else b"",
+        encode_logprobs(part.prompt_logprobs) if part.prompt_logprobs else b"",
+    )
 
 
 def part_columns(rows: Sequence[PartRow]) -> Arguments:
-    """The last eight arguments of `report`: see `ReportCall`."""
+    """The last eleven arguments of `report`: see `ReportCall`."""
     packed = [pack_part(row[0], row[1], row[3], row[4], row[5], row[6]) for row in rows]
+    scored = [column for column, row in enumerate(rows) if row.logprobs]
     return [
         [row[0] for row in rows],
         [row[1] for row in rows],
@@ -136,6 +176,9 @@ def part_columns(rows: Sequence[PartRow]) -> Arguments:
         b"".join(packed),
         [len(one) for one in packed],
         [[column, row[5], row[6]] for column, row in enumerate(rows) if row[5]],
+        scored,
+        [rows[column].packed_logprobs() for column in scored],
+        [[column, row.prompt_logprobs] for column, row in enumerate(rows) if row.prompt_logprobs],
     ]
 
 
@@ -226,13 +269,14 @@ def bound_request(entry: InboxEntry, fetched: Reply) -> BoundRequest | None:
     """What `fetch` found for one bind; None when the request is no longer this worker's at that epoch."""
     if not fetched:
         return None
-    body, owner, journals = fetched
+    body, owner, journals, prompt_is_scored = fetched
     return BoundRequest(
         request=decode_request(body),
         epoch=entry.epoch,
         owner=text(owner),
         inbox_id=entry.id,
         journal=tuple(decode_tokens(journal) for journal in journals),
+        prompt_is_scored=bool(prompt_is_scored),
     )
 
 
@@ -249,16 +293,41 @@ def _with_request(entry: InboxEntry, fetched: Reply) -> InboxEntry:
         return replace(entry, damaged=f"its record cannot be read: {fault}")
 
 
-def delivery_entry(entry_id: str, worker: Any, seq: Any, packed: bytes) -> DeliveryEntry:
+def delivery_entry(entry_id: str, fields: dict[str, Any]) -> DeliveryEntry:
+    """`fields` as `tell_router` writes them: w(orker), s(eq), p(arts) and, where some are told, l(og probabilities)."""
+    runs = _runs_of(raw(fields["l"])) if "l" in fields else {}
     return DeliveryEntry(
         id=entry_id,
-        worker=text(worker),
-        seq=int(text(seq)),
+        worker=text(fields["w"]),
+        seq=int(text(fields["s"])),
         parts=tuple(
-            DeliveryPart(request_id, choice, first, decode_tokens(tokens), finish, detail)
-            for request_id, choice, first, tokens, finish, detail in unpack_parts(packed)
+            DeliveryPart(
+                request_id,
+                choice,
+                first,
+                decode_tokens(tokens),
+                finish,
+                detail,
+                runs.get((request_id, choice, first), ()) if tokens else (),
+            )
+            for request_id, choice, first, tokens, finish, detail in unpack_parts(raw(fields["p"]))
         ),
     )
+
+
+def _runs_of(packed: bytes) -> dict[tuple[str, int, int], tuple[TokenLogprob, ...]]:
+    """(id, choice, first token index) → log probabilities."""
+    return {
+        (request_id, choice, first): decode_logprobs(records, tops_of(record_bytes))
+        for request_id, choice, first, record_bytes, records in unpack_logprobs(packed)
+    }
+
+
+def prompt_logprobs_of(packed: bytes, prompt_tokens: int) -> tuple[TokenLogprob, ...]:
+    """() where they are not told, or not of this prompt."""
+    if not packed or len(packed) % prompt_tokens:
+        return ()
+    return decode_logprobs(packed, tops_of(len(packed) // prompt_tokens))
 
 
 def census_reply(reply: Reply) -> Census:

@@ -13,6 +13,7 @@ from enum import StrEnum
 from typing import Protocol
 
 from headrace.frame import Frame, LoadReport
+from headrace.logprobs import TokenLogprob
 from headrace.request import BoundRequest, Request
 
 LEASE_MS = 3_000
@@ -161,6 +162,8 @@ class DeliveryPart:
     token_ids: tuple[int, ...]
     finish: str
     detail: str
+    logprobs: tuple[TokenLogprob, ...] = ()
+    """One for each of `token_ids`, or none: they were not asked for, or its worker does not tell them."""
 
 
 @dataclass(frozen=True)
@@ -243,6 +246,17 @@ class Store(Protocol):
     async def board(self) -> tuple[BoardRow, ...]: ...
     async def status(self, request_id: str) -> RequestStatus | None: ...
     async def journal(self, request_id: str, choice: int, from_index: int) -> tuple[int, ...]: ...
+    async def logprobs(
+        self, request_id: str, choice: int, from_index: int, count: int, tops: int
+    ) -> tuple[TokenLogprob, ...]:
+        """Of at most `count` journaled tokens, each with the `tops` likeliest ids that the request asks for. Fewer, or
+        with rank 0, where a worker did not tell them."""
+        ...
+
+    async def prompt_logprobs(self, request_id: str, prompt_tokens: int) -> tuple[TokenLogprob, ...]:
+        """Of all tokens of the prompt, which has `prompt_tokens`; () where none are told."""
+        ...
+
     async def deliveries(self, router: str, after_id: str, block_ms: int) -> tuple[DeliveryEntry, ...]: ...
     async def owned(self, router: str) -> tuple[str, ...]:
         """The request ids this router delivers: the truth that reconciliation compares with."""

@@ -60,6 +60,14 @@ class Keys:
         """string: packed output tokens of one choice."""
         return f"{self.prefix}tok:{request_id}:{choice}"
 
+    def logprobs(self, request_id: str, choice: int) -> str:
+        """string: one record per output token of a choice that tells log probabilities (`headrace.codec`)."""
+        return f"{self.prefix}lp:{request_id}:{choice}"
+
+    def prompt_logprobs(self, request_id: str) -> str:
+        """string: one record per prompt token, written whole."""
+        return f"{self.prefix}plp:{request_id}"
+
     def wait(self, band: int, tenant: str) -> str:
         """zset: the tenant's waiting ids by rank."""
         return f"{self.prefix}wait:{band}:{tenant}"

@@ -141,6 +141,12 @@ class Keyspace:
     def append(self, key: str, value: bytes) -> None:
         self.strings[key] = self.get(key) + value
 
+    def set_range(self, key: str, offset: int, value: bytes) -> None:
+        """Overwrites from `offset` on; zeros fill what lies between the end and it."""
+        if value:
+            old = self.get(key).ljust(offset, b"\0")
+            self.strings[key] = old[:offset] + value + old[offset + len(value) :]
+
     def strlen(self, key: str) -> int:
         return len(self.get(key))
 

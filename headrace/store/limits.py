@@ -10,9 +10,10 @@ CANCEL_TIMEOUT_MS = 5_000
 """How long a holder may take to end what it was told to cancel before a sweep does."""
 FENCED_TTL_MS = 3_600_000
 """How long a fenced incarnation is remembered. Its parts stay refused afterwards too: it holds nothing."""
+BANDS = 8
+"""Priority bands, 0 to 7: a request of another is refused before it gets here."""
 BAND_HORIZON_MS = 60_000
 """A request of band b waits as if it had come b horizons later, so low bands age into their turn."""
-BANDS = 8
 WINDOW = 32
 """Waiting requests that a claim looks at."""
 CLAIMS = 32

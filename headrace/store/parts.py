@@ -1,5 +1,8 @@
 """How a part stands in a router's delivery stream: a fixed header, then id, tokens, finish and detail.
 
+Readers walk an entry's parts by their headers, so a part cannot grow a trailer: log probabilities stand beside the
+parts, in a field of the entry of their own, each run of records with a header that says to which tokens it belongs.
+
 The worker's side packs each part once; the functions only check, append the tokens to the journal and join what is
 meant for one owner. Lua writes the same layout where a part is cut or an end has no frame (`lua/20_binding.lua`).
 """
@@ -40,6 +43,28 @@ def unpack_parts(packed: bytes) -> Iterator[PackedPart]:
             packed[cuts[2] : cuts[3]].decode(),
         )
         at = cuts[3]
+
+
+_RUN_HEADER = struct.Struct("<HHIHI")
+"""Bytes of id, choice, first token index, bytes of one record, of all records."""
+
+PackedLogprobs = tuple[str, int, int, int, bytes]
+"""id, choice, first token index, bytes of one record, records (`headrace.codec.encode_logprobs`)"""
+
+
+def pack_logprobs(request_id: str, choice: int, first_index: int, record_bytes: int, records: bytes) -> bytes:
+    name = request_id.encode()
+    return _RUN_HEADER.pack(len(name), choice, first_index, record_bytes, len(records)) + name + records
+
+
+def unpack_logprobs(packed: bytes) -> Iterator[PackedLogprobs]:
+    """The runs of one entry, in order."""
+    at = 0
+    while at < len(packed):
+        name, choice, first, record_bytes, size = _RUN_HEADER.unpack_from(packed, at)
+        at += _RUN_HEADER.size
+        yield packed[at : at + name].decode(), choice, first, record_bytes, packed[at + name : at + name + size]
+        at += name + size
 
 
 def short(detail: str) -> str:

@@ -10,9 +10,10 @@ import asyncio
 import time
 from typing import Any
 
-from headrace.codec import decode_tokens
+from headrace.codec import decode_logprobs, decode_tokens, logprob_bytes
 from headrace.errors import Unavailable
 from headrace.frame import Frame
+from headrace.logprobs import TokenLogprob
 from headrace.store import calls
 from headrace.store.interface import (
     Admit,
@@ -89,6 +90,19 @@ class TwinStore(_Away):
             packed = self.twin.keyspace.get(self.twin.keys.journal(request_id, choice))
         return decode_tokens(packed[from_index * 4 :])
 
+    async def logprobs(
+        self, request_id: str, choice: int, from_index: int, count: int, tops: int
+    ) -> tuple[TokenLogprob, ...]:
+        size = logprob_bytes(tops)
+        with self.twin.changed:
+            packed = self.twin.keyspace.get(self.twin.keys.logprobs(request_id, choice))
+        return decode_logprobs(packed[from_index * size : (from_index + count) * size], tops)
+
+    async def prompt_logprobs(self, request_id: str, prompt_tokens: int) -> tuple[TokenLogprob, ...]:
+        with self.twin.changed:
+            packed = self.twin.keyspace.get(self.twin.keys.prompt_logprobs(request_id))
+        return calls.prompt_logprobs_of(packed, prompt_tokens)
+
     async def deliveries(self, router: str, after_id: str, block_ms: int) -> tuple[DeliveryEntry, ...]:
         loop, woken = asyncio.get_running_loop(), asyncio.Event()
 
@@ -117,7 +131,7 @@ class TwinStore(_Away):
         with self.twin.changed:
             found = self.twin.keyspace.xafter(self.twin.keys.out(router), after_id, DELIVERY_COUNT)
             copies = [(stream_id, dict(fields)) for stream_id, fields in found]
-        return tuple(calls.delivery_entry(format_id(i), f["w"], f["s"], calls.raw(f["p"])) for i, f in copies)
+        return tuple(calls.delivery_entry(format_id(i), f) for i, f in copies)
 
     async def owned(self, router: str) -> tuple[str, ...]:
         with self.twin.changed:

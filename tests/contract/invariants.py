@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from headrace.store.parts import unpack_parts
+from headrace.store.parts import unpack_logprobs, unpack_parts
 from headrace.store.twin import Twin
 from headrace.store.twin.slot import TERMINAL
 
@@ -81,3 +81,8 @@ def _check_tokens(twin: Twin, records: dict[str, dict[str, str]]) -> None:
                 if request_id in records:
                     journal = twin.keyspace.get(twin.keys.journal(request_id, choice))
                     assert journal[first * 4 : first * 4 + len(tokens)] == tokens
+            for request_id, choice, first, size, told in unpack_logprobs(fields.get("l", b"")):
+                if request_id in records:
+                    journal = twin.keyspace.get(twin.keys.logprobs(request_id, choice))
+                    assert journal[first * size : first * size + len(told)] == told
+                    assert len(journal) <= twin.keyspace.strlen(twin.keys.journal(request_id, choice)) // 4 * size

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
+from headrace.codec import logprob_bytes
 from headrace.store.calls import PartRow, part_columns
 from headrace.store.keyspace import format_id
 from headrace.store.twin import Twin
@@ -108,10 +109,20 @@ class RandomCalls:
                 finish = r.choice(("",) * 9 + ("stop", "length", "failed", "cancelled"))
                 detail = "NaN" if finish == "failed" else ""
                 stale = int(r.random() < 0.03)
-                parts.append((request_id, choice, epoch - stale, first, tokens, finish, detail))
+                scores = self._scores(request_id, choice, len(tokens) // 4)
+                parts.append(PartRow(request_id, choice, epoch - stale, first, tokens, finish, detail, *scores))
         if r.random() < 0.05:
-            parts.append((self._some_id(), 0, 0, 0, b"\1\0\0\0", "", ""))
+            parts.append(PartRow(self._some_id(), 0, 0, 0, b"\1\0\0\0", "", "", r.randbytes(8)))
         return parts
+
+    def _scores(self, request_id: str, choice: int, tokens: int) -> tuple[bytes, bytes]:
+        """Every second request asks for log probabilities, always of one width; now and then a worker tells none."""
+        asked = int(request_id[1:]) % 6
+        if asked > 2 or self.random.random() < 0.1:
+            return b"", b""
+        size = logprob_bytes(asked)
+        prompt = self.random.randbytes(3 * size) if choice == 0 and asked and self.random.random() < 0.6 else b""
+        return self.random.randbytes(tokens * size), prompt
 
     def _some_id(self) -> str:
         return self.random.choice(self.ids[-12:]) if self.ids and self.random.random() < 0.95 else "nobody"
@@ -164,6 +175,6 @@ class RandomCalls:
                 ("status", [self._some_id()]),
                 ("fetch", [worker, wanted]),
                 ("census", []),
-                ("inspect", [[*names, "tok:nobody:0", "odd", "held:nobody"]]),
+                ("inspect", [[*names, "tok:nobody:0", "lp:nobody:0", "plp:nobody", "odd", "held:nobody"]]),
             ]
         )

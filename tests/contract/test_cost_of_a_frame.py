@@ -15,7 +15,7 @@ import pytest
 import redis
 
 from headrace.codec import encode_load
-from headrace.store.calls import part_columns
+from headrace.store.calls import PartRow, part_columns
 from headrace.store.functions import library
 from headrace.store.keys import Keys
 from tests.contract.servers import Server
@@ -55,7 +55,8 @@ def server_time(client: redis.Redis, call: Callable[[], object]) -> float:
     return float(stats["cmdstat_fcall"]["usec_per_call"])
 
 
-def measure(client: redis.Redis, size: int) -> Times:
+def measure(client: redis.Redis, size: int, records: bytes = b"") -> Times:
+    """`records`: the log probabilities of each part's one token."""
     client.flushall()
     client.execute_command("FUNCTION", "LOAD", "REPLACE", BARE)
     client.execute_command("FUNCTION", "LOAD", "REPLACE", library().source)
@@ -79,7 +80,7 @@ def measure(client: redis.Redis, size: int) -> Times:
     seen = client.xinfo_stream(Keys("cost", "model").inbox(WORKER))["last-generated-id"].decode()
     times = Times()
     for step in range(FRAMES):
-        rows = [(name, 0, 1, step, token, "", "") for name, token in zip(ids, tokens, strict=True)]
+        rows = [PartRow(name, 0, 1, step, token, "", "", records) for name, token in zip(ids, tokens, strict=True)]
         times.report.append(server_time(client, report(2 + step, seen, 0, rows)))
         times.bare.append(server_time(client, call("bare", ids, tokens)))
         times.checked.append(server_time(client, call("checked", ids, tokens)))

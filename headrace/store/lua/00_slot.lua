@@ -17,6 +17,8 @@ end
 
 local function key_req(s, id) return s.p .. 'req:' .. id end
 local function key_tok(s, id, choice) return s.p .. 'tok:' .. id .. ':' .. choice end
+local function key_lp(s, id, choice) return s.p .. 'lp:' .. id .. ':' .. choice end
+local function key_plp(s, id) return s.p .. 'plp:' .. id end
 local function key_wait(s, band, tenant) return s.p .. 'wait:' .. band .. ':' .. tenant end
 local function key_fair(s, band) return s.p .. 'fair:' .. band end
 local function key_acct(s, tenant) return s.p .. 'acct:' .. tenant end
@@ -124,9 +126,9 @@ local function room_of(s, worker)
   if not h or not has_room(h) or not is_live(s, WORKER .. worker) then return NO_ROOM end
   local credit, slots = h.credit, h.slots
   for _, entry in ipairs(call('XRANGE', key_inbox(s, worker), '(' .. h.last, '+')) do
-    local f = entry[2] -- k <kind> i <id> p <price> e <epoch> o <owner>
+    local f = entry[2] -- k <kind> i <id> p <price> e <epoch> o <owner> [n <choices>]
     if f[2] == 'bind' then
-      credit, slots = credit - tonumber(f[6]), slots - 1
+      credit, slots = credit - tonumber(f[6]), slots - (tonumber(f[12]) or 1)
     end
   end
   return {
@@ -138,10 +140,11 @@ local function room_of(s, worker)
   }
 end
 
--- Whatever fits the pool may start on an empty worker, so that no price estimate can wedge the queue.
-local function takes(room, price, need, span)
+-- Whatever fits the pool may start on an empty worker, so that neither a price estimate nor more choices than it has
+-- slots can wedge the queue.
+local function takes(room, price, need, span, choices)
   if room.slots < 1 or need > room.pool or span > room.context then return false end
-  return room.empty or (room.credit > 0 and price <= room.credit)
+  return room.empty or (choices <= room.slots and room.credit > 0 and price <= room.credit)
 end
 
 -- Keeps the distinct (context, pool) pairs of the board, in tokens; with nobody on it the last ones stay.
@@ -165,16 +168,24 @@ local function record_capacity(s)
   call('HSET', s.meta, 'capacity', table.concat(texts, ','))
 end
 
--- A worker without a lease has no inbox, a router without one no stream.
-local function tell_worker(s, worker, kind, id, price, epoch, owner)
-  if call('ZSCORE', s.lease, WORKER .. worker) then
-    xadd(s, key_inbox(s, worker), nil, 'k', kind, 'i', id, 'p', price, 'e', epoch, 'o', owner)
+-- A worker without a lease has no inbox, a router without one no stream. Several choices are told: each takes a slot.
+local function tell_worker(s, worker, kind, id, price, epoch, owner, choices)
+  if not call('ZSCORE', s.lease, WORKER .. worker) then return end
+  local inbox = key_inbox(s, worker)
+  if (choices or 1) > 1 then
+    xadd(s, inbox, nil, 'k', kind, 'i', id, 'p', price, 'e', epoch, 'o', owner, 'n', choices)
+  else
+    xadd(s, inbox, nil, 'k', kind, 'i', id, 'p', price, 'e', epoch, 'o', owner)
   end
 end
 
-local function tell_router(s, router, worker, seq, parts)
-  if #parts > 0 and call('ZSCORE', s.lease, ROUTER .. router) then
-    xadd(s, key_out(s, router), OUT_LENGTH, 'w', worker, 's', seq, 'p', table.concat(parts))
+local function tell_router(s, router, worker, seq, parts, logprobs)
+  if #parts < 1 or not call('ZSCORE', s.lease, ROUTER .. router) then return end
+  local stream, joined = key_out(s, router), table.concat(parts)
+  if logprobs then
+    xadd(s, stream, OUT_LENGTH, 'w', worker, 's', seq, 'p', joined, 'l', table.concat(logprobs))
+  else
+    xadd(s, stream, OUT_LENGTH, 'w', worker, 's', seq, 'p', joined)
   end
 end
 

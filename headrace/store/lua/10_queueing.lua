@@ -65,8 +65,11 @@ local function dequeue(s, id)
 end
 
 local function look(s, id, resumed)
-  local price, cost, span, skips = hmget(key_req(s, id), 'price', 'cost', 'span', 'skips')
-  return {id = id, price = num(price), need = num(cost), span = num(span), skips = num(skips), resumed = resumed}
+  local price, cost, span, choices, skips = hmget(key_req(s, id), 'price', 'cost', 'span', 'n', 'skips')
+  return {
+    id = id, price = num(price), need = num(cost), span = num(span), choices = num(choices), skips = num(skips),
+    resumed = resumed,
+  }
 end
 
 local function lanes_of(s)

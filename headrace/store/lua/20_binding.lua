@@ -2,13 +2,13 @@
 
 local function bind(s, id, worker, was_waiting)
   local record = key_req(s, id)
-  local tenant, owner, price, band = hmget(record, 'tenant', 'owner', 'price', 'band')
+  local tenant, owner, price, band, choices = hmget(record, 'tenant', 'owner', 'price', 'band', 'n')
   charge(s, band, tenant, tonumber(price))
   if was_waiting then dequeue(s, id) end
   local epoch = call('HINCRBY', record, 'epoch', 1)
   call('HSET', record, 'state', 'bound', 'holder', worker)
   call('HSET', key_held(s, worker), id, epoch .. '::' .. owner)
-  tell_worker(s, worker, 'bind', id, price, epoch, owner)
+  tell_worker(s, worker, 'bind', id, price, epoch, owner, num(choices))
 end
 
 -- Whether the head, overtaken often enough, waits for this worker: then nobody overtakes it here.
@@ -28,13 +28,13 @@ local function pick(s, worker, room, waiting)
   local head = waiting[1]
   if not head then return nil end
   if head.skips >= SKIP_LIMIT then
-    if takes(room, head.price, head.need, head.span) then return 1 end
+    if takes(room, head.price, head.need, head.span, head.choices) then return 1 end
     if reserved_here(s, head, worker, room) then return nil end
   end
   local best, best_overlap = nil, -1
   for at, entry in ipairs(waiting) do
     if best and waiting[best].resumed and not entry.resumed then break end
-    if takes(room, entry.price, entry.need, entry.span) then
+    if takes(room, entry.price, entry.need, entry.span, entry.choices) then
       local overlap = num(call('HGET', key_req(s, entry.id), 'ov:' .. worker))
       if overlap > best_overlap then best, best_overlap = at, overlap end
     end
@@ -51,7 +51,7 @@ local function claim(s, worker, room, waiting, most)
     local entry = table.remove(waiting, at)
     bind(s, entry.id, worker, true)
     room.credit = math.max(0, room.credit - entry.price)
-    room.slots = room.slots - 1
+    room.slots = room.slots - entry.choices
     room.empty = false
     bound = bound + 1
   end
@@ -152,8 +152,8 @@ local function purge(s, id)
   local record = key_req(s, id)
   local tenant, key, n = hmget(record, 'tenant', 'idem', 'n')
   if text(key) ~= '' and call('GET', key_idem(s, tenant, key)) == id then call('DEL', key_idem(s, tenant, key)) end
-  for choice = 0, num(n) - 1 do call('DEL', key_tok(s, id, choice)) end
-  call('DEL', record)
+  for choice = 0, num(n) - 1 do call('DEL', key_tok(s, id, choice), key_lp(s, id, choice)) end
+  call('DEL', record, key_plp(s, id))
   call('ZREM', s.due, id)
 end
 

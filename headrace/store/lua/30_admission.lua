@@ -60,7 +60,7 @@ local function free_worker(s, c)
   if call('ZCARD', s.queue) > 0 or is_quiet(s) then return nil end
   local workers = workers_to_try(s, c.candidates)
   for at = 1, math.min(#workers, WORKERS_TRIED) do
-    if takes(room_of(s, workers[at]), c.price, c.cost, c.span) then return workers[at] end
+    if takes(room_of(s, workers[at]), c.price, c.cost, c.span, c.n) then return workers[at] end
   end
   return nil
 end

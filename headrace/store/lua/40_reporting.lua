@@ -104,7 +104,7 @@ end
 -- What goes out of a frame. The worker sends its parts already joined; while all of them are usual and of one owner,
 -- that blob is the delivery as it stands. At the first that is not, it is cut: `spread` gives the ones before their place.
 local function new_outgoing(packed, sizes)
-  return {packed = packed, sizes = sizes, only = nil, lists = nil, owners = {}, starts = nil}
+  return {packed = packed, sizes = sizes, only = nil, lists = nil, owners = {}, starts = nil, logprobs = {}}
 end
 
 local function list_of(out, owner)
@@ -133,10 +133,38 @@ end
 
 local function send(s, out, worker, seq)
   if not out.lists then
-    if out.only then tell_router(s, out.only, worker, seq, {out.packed}) end
+    if out.only then tell_router(s, out.only, worker, seq, {out.packed}, out.logprobs[out.only]) end
     return
   end
-  for _, owner in ipairs(out.owners) do tell_router(s, owner, worker, seq, out.lists[owner]) end
+  for _, owner in ipairs(out.owners) do tell_router(s, owner, worker, seq, out.lists[owner], out.logprobs[owner]) end
+end
+
+-- column → log probabilities as the worker packed them; nil in a frame without any, which pays nothing for them.
+local function scores_of(c)
+  if #c.scored + #c.prompts == 0 then return nil end
+  local scores = {runs = {}, prompts = {}}
+  for at, column in ipairs(c.scored) do scores.runs[column + 1] = c.runs[at] end
+  for _, prompt in ipairs(c.prompts) do scores.prompts[prompt[1] + 1] = prompt[2] end
+  return scores
+end
+
+-- The layout of parts.py.
+local RUN, RUN_BYTES, RECORD_AT = '<I2I2I4I2I4', 14, 9
+
+-- Journals the log probabilities of the tokens that a part has just added at `index`, and passes them on beside it. A
+-- hole before them (tokens of a worker that tells none) is filled with zeros: rank 0 says that there are none.
+local function tell_scores(s, out, scores, owner, part, index, fresh)
+  local id, run, prompt = part.id, scores.runs[part.at], scores.prompts[part.at]
+  if fresh == '' then return end
+  if run then
+    local size = struct.unpack('<I2', run, RECORD_AT)
+    local records = string.sub(run, RUN_BYTES + #id + (index - part.first) * size + 1)
+    call('SETRANGE', key_lp(s, id, part.choice), index * size, records)
+    if index ~= part.first then run = struct.pack(RUN, #id, part.choice, index, size, #records) .. id .. records end
+    local told = out.logprobs[owner]
+    if told then told[#told + 1] = run else out.logprobs[owner] = {run} end
+  end
+  if prompt then call('SETNX', key_plp(s, id), prompt) end
 end
 
 -- What is not the usual "append these tokens": a finish, a mark, a part that is partly or wholly known, a gap.
@@ -148,6 +176,7 @@ local function take_unusual(s, taken, out, key, holding, part)
     taken.resend[#taken.resend + 1] = {id, choice, index}
     return false
   end
+  if out.scores then tell_scores(s, out, out.scores, holding.owner, part, index, fresh) end
   local newly, ended = false, false
   if finish ~= '' then newly, ended = finish_choice(s, id, choice, finish, part.detail) end
   if fresh ~= '' or newly then
@@ -185,6 +214,8 @@ local function take_parts(s, worker, c)
   local held, parsed, prefix = held_values(s, worker, ids), setmetatable({}, PARSED), s.p .. 'tok:'
   local finishes = {}
   for _, last in ipairs(c.ends) do finishes[last[1] + 1] = last end
+  local scores = scores_of(c)
+  out.scores = scores
   for at = 1, #ids do
     local id, choice, fresh, last = ids[at], choices[at], tokens[at], finishes[at]
     local value = held[id]
@@ -196,6 +227,10 @@ local function take_parts(s, worker, c)
       local key = prefix .. id .. (choice == 0 and ':0' or ':' .. choice)
       if not last and not holding.is_marked and fresh ~= '' and lands(key, firsts[at], fresh) then
         local owner = holding.owner
+        if scores then
+          local part = {at = at, id = id, choice = choice, first = firsts[at]}
+          tell_scores(s, out, scores, owner, part, part.first, fresh)
+        end
         if not out.lists and owner ~= (out.only or owner) then spread(out, at - 1) end
         if out.lists then
           local list = list_of(out, owner)
@@ -226,7 +261,7 @@ local function report(s, a)
   }, a[10])
   local taken, out = take_parts(s, worker, {
     ids = a[11], choices = a[12], epochs = a[13], firsts = a[14], tokens = a[15], packed = a[16], sizes = a[17],
-    ends = a[18],
+    ends = a[18], scored = a[19], runs = a[20], prompts = a[21],
   })
   send(s, out, worker, seq)
   local claimed = claim_for(s, worker)
@@ -238,7 +273,10 @@ local function has_room_elsewhere(s, id, worker)
   if is_quiet(s) then return false end
   local entry, workers = look(s, id, false), workers_to_try(s, {})
   for at = 1, math.min(#workers, WORKERS_TRIED) do
-    if workers[at] ~= worker and takes(room_of(s, workers[at]), entry.price, entry.need, entry.span) then return true end
+    if workers[at] ~= worker then
+      local room = room_of(s, workers[at])
+      if takes(room, entry.price, entry.need, entry.span, entry.choices) then return true end
+    end
   end
   return false
 end

@@ -30,7 +30,8 @@ local function status(s, a)
   return {state, tenant, holder, owner, text(detail), num(epoch), num(owner_epoch), lengths, finishes}
 end
 
--- Per (id, epoch): record, owner and journals while this worker holds it at this epoch, else nothing.
+-- Per (id, epoch), while this worker holds it at this epoch, else nothing: record, owner, journals and whether the
+-- prompt's log probabilities are journaled.
 local function fetch(s, a)
   local worker, found = a[1], {}
   for at, wanted in ipairs(a[2]) do
@@ -41,7 +42,7 @@ local function fetch(s, a)
     else
       local journals = {}
       for choice = 0, num(n) - 1 do journals[choice + 1] = text(call('GET', key_tok(s, id, choice))) end
-      found[at] = {body, owner, journals}
+      found[at] = {body, owner, journals, call('EXISTS', key_plp(s, id))}
     end
   end
   return found
@@ -66,15 +67,19 @@ local function is_known(s, member)
   return call('ZSCORE', s.lease, member) or call('SISMEMBER', s.lost, member) == 1
 end
 
+local function of_choice(s, rest)
+  return call('EXISTS', key_req(s, string.match(rest, '^(.*):[^:]*$') or '')) == 1
+end
+
 -- Whether a key, split at its first colon, has what it belongs to.
 local BELONGS = {
   req = function(s, id)
     local holder = text(call('HGET', key_req(s, id), 'holder'))
     return call('ZSCORE', s.queue, id) or call('HEXISTS', key_held(s, holder), id) == 1
   end,
-  tok = function(s, rest)
-    return call('EXISTS', key_req(s, string.match(rest, '^(.*):[^:]*$') or '')) == 1
-  end,
+  tok = of_choice,
+  lp = of_choice,
+  plp = function(s, id) return call('EXISTS', key_req(s, id)) == 1 end,
   idem = function(s, rest)
     return call('EXISTS', key_req(s, text(call('GET', s.p .. 'idem:' .. rest)))) == 1
   end,

@@ -114,7 +114,7 @@ def _free_worker(s: Slot, call: AdmitCall) -> str:
         return ""
     workers = call.candidates + [w for w in s.ks.smembers(s.keys.open) if w not in call.candidates]
     for worker in workers[: limits.WORKERS_TRIED]:
-        if room_of(s, worker).takes(call.price, call.cost, call.span):
+        if room_of(s, worker).takes(call.price, call.cost, call.span, call.n):
             return worker
     return ""
 

@@ -30,7 +30,7 @@ def bind(s: Slot, request_id: str, worker: str, *, was_waiting: bool) -> None:
     epoch = s.ks.hincrby(record, "epoch", 1)
     s.ks.hset(record, {"state": "bound", "holder": worker})
     s.ks.hset(s.keys.held(worker), {request_id: f"{epoch}::{owner}"})
-    tell_worker(s, worker, "bind", request_id, price, epoch, owner)
+    tell_worker(s, worker, "bind", request_id, price, epoch, owner, s.ks.hnum(record, "n"))
 
 
 def _overlap(s: Slot, entry: Waiting, worker: str) -> int:
@@ -55,7 +55,7 @@ def pick(s: Slot, worker: str, room: Room, waiting: list[Waiting]) -> int | None
         return None
     head = waiting[0]
     if head.skips >= limits.SKIP_LIMIT:
-        if room.takes(head.price, head.need, head.span):
+        if room.takes(head.price, head.need, head.span, head.choices):
             return 0
         if _reserved_here(s, head, worker, room):
             return None
@@ -64,7 +64,7 @@ def pick(s: Slot, worker: str, room: Room, waiting: list[Waiting]) -> int | None
     for index, entry in enumerate(waiting):
         if best is not None and waiting[best].resumed and not entry.resumed:
             break
-        if not room.takes(entry.price, entry.need, entry.span):
+        if not room.takes(entry.price, entry.need, entry.span, entry.choices):
             continue
         overlap = _overlap(s, entry, worker)
         if overlap > best_overlap:
@@ -84,7 +84,7 @@ def claim(s: Slot, worker: str, waiting: list[Waiting], most: int) -> int:
             break
         entry = waiting.pop(index)
         bind(s, entry.request_id, worker, was_waiting=True)
-        room.take(entry.price)
+        room.take(entry.price, entry.choices)
         bound += 1
     return bound
 
@@ -118,7 +118,11 @@ def has_room_elsewhere(s: Slot, request_id: str, worker: str) -> bool:
         return False
     entry = look(s, request_id, resumed=False)
     others = list(s.ks.smembers(s.keys.open))[: limits.WORKERS_TRIED]
-    return any(room_of(s, other).takes(entry.price, entry.need, entry.span) for other in others if other != worker)
+    return any(
+        room_of(s, other).takes(entry.price, entry.need, entry.span, entry.choices)
+        for other in others
+        if other != worker
+    )
 
 
 def requeue(s: Slot, request_id: str, worker: str) -> bool:
@@ -183,6 +187,8 @@ def purge(s: Slot, request_id: str) -> None:
         s.ks.delete(s.keys.idempotency(tenant, key))
     for choice in range(s.ks.hnum(record, "n")):
         s.ks.delete(s.keys.journal(request_id, choice))
+        s.ks.delete(s.keys.logprobs(request_id, choice))
+    s.ks.delete(s.keys.prompt_logprobs(request_id))
     s.ks.delete(record)
     s.ks.zrem(s.keys.due, request_id)
 

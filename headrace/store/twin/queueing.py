@@ -87,6 +87,7 @@ class Waiting:
     """Tokens of pool it may come to hold."""
     span: int
     """Tokens of context of its longest choice."""
+    choices: int
     skips: int
     resumed: bool
 
@@ -113,6 +114,7 @@ def look(s: Slot, request_id: str, resumed: bool) -> Waiting:
         s.ks.hnum(record, "price"),
         s.ks.hnum(record, "cost"),
         s.ks.hnum(record, "span"),
+        s.ks.hnum(record, "n"),
         s.ks.hnum(record, "skips"),
         resumed,
     )

@@ -30,7 +30,8 @@ def status(s: Slot, request_id: str) -> Reply:
 
 
 def fetch(s: Slot, worker: str, wanted: list[tuple[str, int]]) -> Reply:
-    """Per (id, epoch): record, owner and journals while this worker holds it at this epoch, else nothing."""
+    """Per (id, epoch), while this worker holds it at this epoch, else nothing: record, owner, journals and whether the
+    prompt's log probabilities are journaled."""
     found: list[object] = []
     for request_id, epoch in wanted:
         record = s.keys.request(request_id)
@@ -38,7 +39,8 @@ def fetch(s: Slot, worker: str, wanted: list[tuple[str, int]]) -> Reply:
             found.append([])
             continue
         journals = [s.ks.get(s.keys.journal(request_id, choice)) for choice in range(s.ks.hnum(record, "n"))]
-        found.append([s.ks.hget_bytes(record, "body"), s.ks.hget(record, "owner"), journals])
+        prompt_is_scored = int(s.ks.exists(s.keys.prompt_logprobs(request_id)))
+        found.append([s.ks.hget_bytes(record, "body"), s.ks.hget(record, "owner"), journals, prompt_is_scored])
     return found
 
 
@@ -74,8 +76,8 @@ def _belongs(s: Slot, kind: str, rest: str, name: str) -> bool:
         holder = s.ks.hget(s.keys.request(rest), "holder") or ""
         waits = s.ks.zscore(s.keys.queue, rest) is not None
         return waits or s.ks.hget(s.keys.held(holder), rest) is not None
-    if kind == "tok":
-        return s.ks.exists(s.keys.request(rest.rpartition(":")[0]))
+    if kind in ("tok", "lp", "plp"):
+        return s.ks.exists(s.keys.request(rest if kind == "plp" else rest.rpartition(":")[0]))
     if kind == "idem":
         return s.ks.exists(s.keys.request(s.ks.get(s.keys.prefix + name).decode()))
     if kind == "wait":

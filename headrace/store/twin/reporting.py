@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from headrace.store.interface import LEASE_MS
 from headrace.store.keys import name_of
 from headrace.store.limits import HAND_BACKS
-from headrace.store.parts import pack_part
+from headrace.store.parts import pack_logprobs, pack_part, unpack_logprobs
 from headrace.store.twin.binding import (
     claim_all,
     claim_for,
@@ -57,6 +57,12 @@ class ReportCall:
     """Bytes of each in `packed`."""
     ends: list[tuple[int, str, str]]
     """(column, finish, detail) of the parts that finish."""
+    scored: list[int]
+    """Columns of the parts that tell log probabilities."""
+    runs: list[bytes]
+    """Of each of these: its records as the delivery stream carries them."""
+    prompts: list[tuple[int, bytes]]
+    """(column, records) of the parts that tell the prompt's."""
 
     def packed_part(self, column: int) -> bytes:
         start = sum(self.sizes[:column])
@@ -83,6 +89,7 @@ class Taken:
     resend: list[Reply] = field(default_factory=list)
     dropped: list[str] = field(default_factory=list)
     outgoing: dict[str, list[bytes]] = field(default_factory=dict)
+    logprobs: dict[str, list[bytes]] = field(default_factory=dict)
 
     def drop(self, request_id: str) -> None:
         if request_id not in self.dropped:
@@ -98,7 +105,7 @@ def report(s: Slot, *argument: object) -> Reply:
     _update_board(s, worker, call.header(), call.load)
     taken = _take_parts(s, call)
     for owner, outgoing in taken.outgoing.items():
-        tell_router(s, owner, worker, call.seq, outgoing)
+        tell_router(s, owner, worker, call.seq, outgoing, taken.logprobs.get(owner))
     claimed = claim_for(s, worker)
     if requeued:
         claim_all(s, [], worker)
@@ -140,6 +147,7 @@ def _take_parts(s: Slot, call: ReportCall) -> Taken:
     taken = Taken()
     held = {request_id: s.ks.hget(s.keys.held(call.worker), request_id) for request_id in call.ids}
     ends = {column: (finish, detail) for column, finish, detail in call.ends}
+    runs, prompts = dict(zip(call.scored, call.runs, strict=True)), dict(call.prompts)
     for column, request_id in enumerate(call.ids):
         choice, epoch = call.choices[column], f"{call.epochs[column]}:"
         finish, detail = ends.get(column, ("", ""))
@@ -152,6 +160,10 @@ def _take_parts(s: Slot, call: ReportCall) -> Taken:
         if fresh is None:
             taken.resend.append([request_id, choice, at])
             continue
+        if column in runs:
+            _tell_logprobs(s, runs[column], at, taken.logprobs.setdefault(owner, []))
+        if column in prompts and fresh and not s.ks.exists(s.keys.prompt_logprobs(request_id)):
+            s.ks.append(s.keys.prompt_logprobs(request_id), prompts[column])
         newly, ended = _finish(s, request_id, choice, finish, detail) if finish else (False, False)
         if fresh or newly:
             is_whole = len(fresh) == len(call.tokens[column]) and at == call.firsts[column] and newly == bool(finish)
@@ -180,6 +192,18 @@ def _append(s: Slot, key: str, first: int, tokens: bytes) -> tuple[int, bytes | 
     if fresh:
         s.ks.append(key, fresh)
     return length, fresh
+
+
+def _tell_logprobs(s: Slot, run: bytes, index: int, told: list[bytes]) -> None:
+    """Journals those of the tokens that were just appended at `index`, and passes them on beside the part.
+
+    A hole before them (tokens of a worker that tells none) is filled with zeros: rank 0 says that there are none.
+    """
+    request_id, choice, first, record_bytes, records = next(unpack_logprobs(run))
+    fresh = records[(index - first) * record_bytes :]
+    if fresh:
+        s.ks.set_range(s.keys.logprobs(request_id, choice), index * record_bytes, fresh)
+        told.append(run if index == first else pack_logprobs(request_id, choice, index, record_bytes, fresh))
 
 
 def _finish(s: Slot, request_id: str, choice: int, finish: str, detail: str) -> tuple[bool, bool]:

@@ -64,18 +64,20 @@ class Room:
     credit_blocks: int
     slots: int
     empty: bool
-    """It holds nothing: then whatever fits its pool may start, so that no price estimate can wedge the queue."""
+    """It holds nothing: then whatever fits its pool may start, so that neither a price estimate nor more choices than
+    it has slots can wedge the queue (choices beyond the slots wait there)."""
     pool_tokens: int
     context_tokens: int
 
-    def takes(self, price: int, need_tokens: int, span_tokens: int) -> bool:
+    def takes(self, price: int, need_tokens: int, span_tokens: int, choices: int) -> bool:
+        """`need_tokens` and `price` are of all choices together, `span_tokens` of the longest."""
         if self.slots < 1 or need_tokens > self.pool_tokens or span_tokens > self.context_tokens:
             return False
-        return self.empty or 0 < self.credit_blocks >= price
+        return self.empty or (choices <= self.slots and 0 < self.credit_blocks >= price)
 
-    def take(self, price: int) -> None:
+    def take(self, price: int, choices: int) -> None:
         self.credit_blocks = max(0, self.credit_blocks - price)
-        self.slots -= 1
+        self.slots -= choices
         self.empty = False
 
 
@@ -105,10 +107,10 @@ def room_of(s: Slot, worker: str) -> Room:
     if row is None or not row[0].has_room or not is_live(s, WORKER + worker):
         return NO_ROOM
     header = row[0]
-    unseen = [int(str(f["p"])) for _, f in s.ks.xafter(s.keys.inbox(worker), header.last_inbox_id) if f["k"] == "bind"]
+    unseen = [f for _, f in s.ks.xafter(s.keys.inbox(worker), header.last_inbox_id) if f["k"] == "bind"]
     return Room(
-        credit_blocks=max(0, header.credit_blocks - sum(unseen)),
-        slots=max(0, header.free_slots - len(unseen)),
+        credit_blocks=max(0, header.credit_blocks - sum(int(f["p"]) for f in unseen)),
+        slots=max(0, header.free_slots - sum(int(f.get("n", "1")) for f in unseen)),
         empty=s.ks.hlen(s.keys.held(worker)) == 0,
         pool_tokens=header.total_blocks * header.block_size,
         context_tokens=header.max_context,
@@ -138,17 +140,26 @@ def record_capacity(s: Slot) -> None:
         s.ks.hset(s.keys.meta, {"capacity": ",".join(f"{context}:{pool}" for context, pool in sorted(pairs))})
 
 
-def tell_worker(s: Slot, worker: str, kind: str, request_id: str, price: int, epoch: int, owner: str) -> None:
-    """One inbox entry; a worker without a lease has no inbox."""
+def tell_worker(
+    s: Slot, worker: str, kind: str, request_id: str, price: int, epoch: int, owner: str, choices: int = 1
+) -> None:
+    """One inbox entry; a worker without a lease has no inbox. Several choices are told: each takes a slot."""
     if s.ks.zscore(s.keys.lease, WORKER + worker) is not None:
         fields: Fields = {"k": kind, "i": request_id, "p": str(price), "e": str(epoch), "o": owner}
+        if choices > 1:
+            fields["n"] = str(choices)
         s.ks.xadd(s.keys.inbox(worker), s.now, fields)
 
 
-def tell_router(s: Slot, router: str, worker: str, seq: int, parts: list[bytes]) -> None:
+def tell_router(
+    s: Slot, router: str, worker: str, seq: int, parts: list[bytes], logprobs: list[bytes] | None = None
+) -> None:
     """One entry per frame and owner; a router without a live lease has no stream."""
     if parts and s.ks.zscore(s.keys.lease, ROUTER + router) is not None:
-        s.ks.xadd(s.keys.out(router), s.now, {"w": worker, "s": str(seq), "p": b"".join(parts)}, limits.OUT_LENGTH)
+        fields: Fields = {"w": worker, "s": str(seq), "p": b"".join(parts)}
+        if logprobs:
+            fields["l"] = b"".join(logprobs)
+        s.ks.xadd(s.keys.out(router), s.now, fields, limits.OUT_LENGTH)
 
 
 def incarnations(s: Slot, kind: str, name: str) -> list[str]:
