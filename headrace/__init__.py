@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from headrace.aio import AsyncClient as AsyncClient
     from headrace.aio import AsyncStream as AsyncStream
+    from headrace.answer import Output as Output
     from headrace.client import Client as Client
     from headrace.client import Stream as Stream
     from headrace.connection import Tls as Tls
@@ -29,6 +30,7 @@ _HOME = {
     "Delta": "events",
     "Finished": "events",
     "HeadraceError": "errors",
+    "Output": "answer",
     "SamplingParams": "sampling",
     "Stream": "client",
     "Tls": "connection",

@@ -19,11 +19,11 @@ from typing import Any, Self
 import grpc
 import grpc.aio
 
+from headrace.answer import Output, StreamFold
 from headrace.connection import (
     DEFAULT_ADDRESS,
     MIN_CHANNELS,
     UNARY_TIMEOUT_S,
-    StreamFold,
     Tls,
     channel_options,
     error_from_call,
@@ -36,15 +36,16 @@ from headrace.wire import MAX_MESSAGE_BYTES, ModelInfo, chat_request_to_proto, g
 
 
 class AsyncStream:
-    """One request's output. Iterating yields its deltas; closing or dropping it before the end cancels the request.
+    """One request's output. Iterating yields the deltas of all its choices as they come; closing or dropping it before
+    the end cancels the request.
 
     Cancelling the task that reads cancels the request too. Reading raises the error tree of `headrace.errors`.
     """
 
-    def __init__(self, call: Any) -> None:
+    def __init__(self, call: Any, choices: int = 1) -> None:
         self._call = call
         self._loop = asyncio.get_running_loop()
-        self._fold = StreamFold()
+        self._fold = StreamFold(choices)
 
     async def accepted(self) -> Accepted:
         """Waits until the server has accepted (or refused) the request."""
@@ -59,8 +60,13 @@ class AsyncStream:
 
     @property
     def finished(self) -> Finished | None:
-        """How it ended and what it used; None while it runs."""
+        """How choice 0 ended and what it used; None while it runs. `outputs` tells it of every choice."""
         return self._fold.finished
+
+    @property
+    def outputs(self) -> tuple[Output, ...]:
+        """Of each choice, by its index, what has come so far; does not wait."""
+        return self._fold.outputs
 
     def __aiter__(self) -> AsyncIterator[Delta]:
         return self
@@ -71,10 +77,14 @@ class AsyncStream:
         return self._fold.pending.popleft()
 
     async def text(self) -> str:
-        """Reads to the end; the whole text, including what was iterated over before."""
+        """Reads to the end; the whole text of choice 0, including what was iterated over before."""
+        return (await self.results())[0].text
+
+    async def results(self) -> tuple[Output, ...]:
+        """Reads to the end; every choice by its index, including what was iterated over before."""
         async for _ in self:
             pass
-        return self._fold.text
+        return self.outputs
 
     def cancel(self) -> None:
         """Ends the request at the server; a reader gets `Cancelled`. Does nothing after the end."""
@@ -110,7 +120,7 @@ class AsyncStream:
     def __del__(self) -> None:
         # grpc.aio's own tasks keep a call alive that nobody reads. Garbage may be collected on any thread.
         loop = getattr(self, "_loop", None)
-        if loop is not None and not loop.is_closed() and self._fold.finished is None:
+        if loop is not None and not loop.is_closed() and not self._fold.complete:
             with contextlib.suppress(RuntimeError):  # closed between the two lines
                 loop.call_soon_threadsafe(self._call.cancel)
 
@@ -140,14 +150,23 @@ class AsyncClient:
         self._turns = itertools.cycle(range(self._size))
 
     def generate(
-        self, prompt: str | Sequence[int], *, model: str = "", timeout_s: float | None = None, **sampling: object
+        self,
+        prompt: str | Sequence[int],
+        *,
+        model: str = "",
+        timeout_s: float | None = None,
+        n: int = 1,
+        best_of: int | None = None,
+        priority: int | None = None,
+        **sampling: object,
     ) -> AsyncStream:
-        """Continues a prompt, given as text or as token ids. Past `timeout_s` the server ends it (DeadlineExceeded).
+        """Continues a prompt, given as text or as token ids, `n` times. Past `timeout_s` the server ends it
+        (DeadlineExceeded).
 
         Raises InvalidRequest here for values that no message can hold, TypeError for an unknown sampling parameter.
         """
-        request = generate_request_to_proto(prompt, model, sampling)
-        return AsyncStream(self._stub().Generate(request, timeout=timeout_s))
+        request = generate_request_to_proto(prompt, model, sampling, n=n, best_of=best_of, priority=priority)
+        return AsyncStream(self._stub().Generate(request, timeout=timeout_s), n)
 
     def chat(
         self,
@@ -155,11 +174,14 @@ class AsyncClient:
         *,
         model: str = "",
         timeout_s: float | None = None,
+        n: int = 1,
+        best_of: int | None = None,
+        priority: int | None = None,
         **sampling: object,
     ) -> AsyncStream:
         """Answers a conversation of `{"role": …, "content": …}` messages; otherwise as `generate`."""
-        request = chat_request_to_proto(messages, model, sampling)
-        return AsyncStream(self._stub().Chat(request, timeout=timeout_s))
+        request = chat_request_to_proto(messages, model, sampling, n=n, best_of=best_of, priority=priority)
+        return AsyncStream(self._stub().Chat(request, timeout=timeout_s), n)
 
     async def models(self) -> tuple[ModelInfo, ...]:
         """The models that are served. Raises Unavailable where nobody answers."""

@@ -17,11 +17,11 @@ from typing import Any, Self
 
 import grpc
 
+from headrace.answer import Output, StreamFold
 from headrace.connection import (
     DEFAULT_ADDRESS,
     MIN_CHANNELS,
     UNARY_TIMEOUT_S,
-    StreamFold,
     Tls,
     channel_options,
     error_from_call,
@@ -33,14 +33,15 @@ from headrace.wire import MAX_MESSAGE_BYTES, ModelInfo, chat_request_to_proto, g
 
 
 class Stream:
-    """One request's output. Iterating yields its deltas; closing or dropping it before the end cancels the request.
+    """One request's output. Iterating yields the deltas of all its choices as they come; closing or dropping it before
+    the end cancels the request.
 
     Reading raises the error tree of `headrace.errors`: a refusal with the first read, a failure when it happens.
     """
 
-    def __init__(self, call: Any) -> None:
+    def __init__(self, call: Any, choices: int = 1) -> None:
         self._call = call
-        self._fold = StreamFold()
+        self._fold = StreamFold(choices)
 
     @property
     def request_id(self) -> str:
@@ -56,8 +57,13 @@ class Stream:
 
     @property
     def finished(self) -> Finished | None:
-        """How it ended and what it used; None while it runs."""
+        """How choice 0 ended and what it used; None while it runs. `outputs` tells it of every choice."""
         return self._fold.finished
+
+    @property
+    def outputs(self) -> tuple[Output, ...]:
+        """Of each choice, by its index, what has come so far; does not wait."""
+        return self._fold.outputs
 
     def __iter__(self) -> Iterator[Delta]:
         return self
@@ -68,10 +74,14 @@ class Stream:
         return self._fold.pending.popleft()
 
     def text(self) -> str:
-        """Reads to the end; the whole text, including what was iterated over before."""
+        """Reads to the end; the whole text of choice 0, including what was iterated over before."""
+        return (self.results())[0].text
+
+    def results(self) -> tuple[Output, ...]:
+        """Reads to the end; every choice by its index, including what was iterated over before."""
         for _ in self:
             pass
-        return self._fold.text
+        return self.outputs
 
     def cancel(self) -> None:
         """Ends the request at the server; a reader gets `Cancelled`. Safe from another thread, and after the end."""
@@ -131,14 +141,23 @@ class Client:
         self._turns = itertools.cycle(range(len(self._stubs)))
 
     def generate(
-        self, prompt: str | Sequence[int], *, model: str = "", timeout_s: float | None = None, **sampling: object
+        self,
+        prompt: str | Sequence[int],
+        *,
+        model: str = "",
+        timeout_s: float | None = None,
+        n: int = 1,
+        best_of: int | None = None,
+        priority: int | None = None,
+        **sampling: object,
     ) -> Stream:
-        """Continues a prompt, given as text or as token ids. Past `timeout_s` the server ends it (DeadlineExceeded).
+        """Continues a prompt, given as text or as token ids, `n` times. Past `timeout_s` the server ends it
+        (DeadlineExceeded).
 
         Raises InvalidRequest here for values that no message can hold, TypeError for an unknown sampling parameter.
         """
-        request = generate_request_to_proto(prompt, model, sampling)
-        return Stream(self._stub().Generate(request, timeout=timeout_s))
+        request = generate_request_to_proto(prompt, model, sampling, n=n, best_of=best_of, priority=priority)
+        return Stream(self._stub().Generate(request, timeout=timeout_s), n)
 
     def chat(
         self,
@@ -146,11 +165,14 @@ class Client:
         *,
         model: str = "",
         timeout_s: float | None = None,
+        n: int = 1,
+        best_of: int | None = None,
+        priority: int | None = None,
         **sampling: object,
     ) -> Stream:
         """Answers a conversation of `{"role": …, "content": …}` messages; otherwise as `generate`."""
-        request = chat_request_to_proto(messages, model, sampling)
-        return Stream(self._stub().Chat(request, timeout=timeout_s))
+        request = chat_request_to_proto(messages, model, sampling, n=n, best_of=best_of, priority=priority)
+        return Stream(self._stub().Chat(request, timeout=timeout_s), n)
 
     def models(self) -> tuple[ModelInfo, ...]:
         """The models that are served. Raises Unavailable where nobody answers."""

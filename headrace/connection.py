@@ -1,18 +1,14 @@
-"""What the synchronous and the asyncio client share: how to connect, and what a stream of messages adds up to."""
+"""What the synchronous and the asyncio client share: how to connect, and how a failed call becomes an error."""
 
 from __future__ import annotations
 
-from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import grpc
 
-from headrace.errors import Unavailable
-from headrace.events import Accepted, Delta, Finished
-from headrace.v1 import inference_pb2 as pb
-from headrace.wire import MAX_MESSAGE_BYTES, error_from_finish, error_from_status, event_from_proto
+from headrace.wire import MAX_MESSAGE_BYTES, error_from_status
 
 DEFAULT_ADDRESS = "127.0.0.1:50051"
 MIN_CHANNELS = 2
@@ -48,36 +44,3 @@ def channel_options(max_message_bytes: int = MAX_MESSAGE_BYTES) -> list[tuple[st
 def error_from_call(fault: Any) -> Exception:
     """The error behind a `grpc.RpcError` or `grpc.aio.AioRpcError`: both know code, details and trailing metadata."""
     return error_from_status(fault.code(), fault.details() or "", fault.trailing_metadata() or ())
-
-
-class StreamFold:
-    """The state of one stream, fed by its messages in order; knows nothing of how they arrive."""
-
-    def __init__(self) -> None:
-        self.accepted: Accepted | None = None
-        self.finished: Finished | None = None
-        self.pending: deque[Delta] = deque()
-        """Deltas that arrived and were not yet handed to the caller."""
-        self._pieces: list[str] = []
-
-    @property
-    def text(self) -> str:
-        return "".join(self._pieces)
-
-    def take(self, message: pb.GenerateEvent) -> None:
-        """Raises the error that an ending other than `stop` and `length` means."""
-        event = event_from_proto(message)
-        if isinstance(event, Delta):
-            self._pieces.append(event.text)
-            self.pending.append(event)
-        elif isinstance(event, Accepted):
-            self.accepted = event
-        elif isinstance(event, Finished):
-            self.finished = event
-            if (error := error_from_finish(event)) is not None:
-                raise error
-
-    def end(self) -> None:
-        """The server closed the stream without an error; raises Unavailable where it forgot to finish it."""
-        if self.finished is None:
-            raise Unavailable("the stream ended before the output was finished")

@@ -15,6 +15,8 @@ MAX_STOP_TOKEN_IDS = 64
 MAX_LOGIT_BIASES = 1024
 MAX_TOP_LOGPROBS = 20
 MAX_GRAMMAR_BYTES = 64 << 10
+MAX_CHOICES = 128
+"""Most choices that one request computes (`n`, `best_of`); OpenAI's limit."""
 
 
 class GrammarKind(StrEnum):

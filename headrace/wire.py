@@ -12,6 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import grpc
+from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.message import Message
 
 from headrace import errors
 from headrace.chat_template import check_messages
@@ -33,20 +35,26 @@ MAX_MESSAGE_BYTES = 16 << 20
 
 Metadata = tuple[tuple[str, str | bytes], ...]
 
-_NOT_YET = frozenset(f.name for f in pb.SamplingParams.DESCRIPTOR.fields if f.number > 10)
+_NOT_YET = frozenset({"grammar"})
 _SAMPLING_NAMES = tuple(f.name for f in pb.SamplingParams.DESCRIPTOR.fields if f.name not in _NOT_YET)
-_SCALARS = tuple(name for name in _SAMPLING_NAMES if name not in ("stop", "stop_token_ids"))
+_LISTS = ("stop", "stop_token_ids")
+_SCALARS = tuple(name for name in _SAMPLING_NAMES if name not in (*_LISTS, "logit_bias"))
 _REASONS = {reason: f"FINISH_REASON_{reason.name}" for reason in FinishReason}
 _REASON_OF = {pb.FinishReason.Value(name): reason for reason, name in _REASONS.items()}
 
 
 @dataclass(frozen=True)
 class GenerateCall:
-    """What a client asks of Generate; `model` "" is the only model. `sampling` is validated."""
+    """What a client asks of Generate; `model` "" is the only model. `sampling` is validated, the numbers after it are
+    the server's to judge.
+    """
 
     model: str
     prompt: str | tuple[int, ...]
     sampling: SamplingParams
+    n: int = 1
+    best_of: int | None = None
+    priority: int = 0
 
 
 @dataclass(frozen=True)
@@ -56,6 +64,9 @@ class ChatCall:
     model: str
     messages: tuple[Mapping[str, object], ...]
     sampling: SamplingParams
+    n: int = 1
+    best_of: int | None = None
+    priority: int = 0
 
 
 @dataclass(frozen=True)
@@ -66,25 +77,21 @@ class ModelInfo:
 
 def generate_request_from_proto(message: pb.GenerateRequest) -> GenerateCall:
     """Raises InvalidRequest naming the field at fault."""
-    _refuse_choices(message)
     kind = message.WhichOneof("prompt")
     if kind is None:
         raise InvalidRequest("prompt is missing: set text or token_ids", field="prompt")
     prompt = message.text if kind == "text" else tuple(message.token_ids.ids)
-    return GenerateCall(message.model, prompt, sampling_from_proto(message.sampling))
+    return GenerateCall(message.model, prompt, sampling_from_proto(message.sampling), **_numbers(message))
 
 
 def chat_request_from_proto(message: pb.ChatRequest) -> ChatCall:
     """Raises InvalidRequest naming the field at fault in `sampling`; messages are checked where they are rendered."""
-    _refuse_choices(message)
     messages = tuple({f.name: value for f, value in turn.ListFields()} for turn in message.messages)
-    return ChatCall(message.model, messages, sampling_from_proto(message.sampling))
+    return ChatCall(message.model, messages, sampling_from_proto(message.sampling), **_numbers(message))
 
 
-def _refuse_choices(message: pb.GenerateRequest | pb.ChatRequest) -> None:
-    for field, off in (("n", 1), ("best_of", 1), ("priority", 0)):
-        if message.HasField(field) and getattr(message, field) != off:
-            raise InvalidRequest(f"{field} is not supported yet", field=field)
+def _numbers(message: pb.GenerateRequest | pb.ChatRequest) -> dict[str, int]:
+    return {name: getattr(message, name) for name in ("n", "best_of", "priority") if message.HasField(name)}
 
 
 def sampling_from_proto(message: pb.SamplingParams) -> SamplingParams:
@@ -93,14 +100,26 @@ def sampling_from_proto(message: pb.SamplingParams) -> SamplingParams:
         if field.name in _NOT_YET:
             raise InvalidRequest(f"{field.name} is not supported yet", field=field.name)
     known = {name: getattr(message, name) for name in _SCALARS if message.HasField(name)}
-    return SamplingParams(stop=tuple(message.stop), stop_token_ids=tuple(message.stop_token_ids), **known).validated()
+    return SamplingParams(
+        stop=tuple(message.stop),
+        stop_token_ids=tuple(message.stop_token_ids),
+        logit_bias=tuple(sorted(message.logit_bias.items())),
+        **known,
+    ).validated()
 
 
 def generate_request_to_proto(
-    prompt: str | Sequence[int], model: str = "", sampling: Mapping[str, object] | None = None
+    prompt: str | Sequence[int],
+    model: str = "",
+    sampling: Mapping[str, object] | None = None,
+    **numbers: int | None,
 ) -> pb.GenerateRequest:
-    """Only the sampling parameters that are given are sent. Raises InvalidRequest for what no message can hold."""
+    """`numbers` are `n`, `best_of` and `priority`. Only what is given, and not None, is sent.
+
+    Raises InvalidRequest for what no message can hold.
+    """
     request = pb.GenerateRequest(model=model, sampling=sampling_to_proto(sampling or {}))
+    _set_numbers(request, numbers)
     try:
         if isinstance(prompt, str):
             require_unicode(prompt, "prompt")
@@ -114,10 +133,14 @@ def generate_request_to_proto(
 
 
 def chat_request_to_proto(
-    messages: Sequence[Mapping[str, object]], model: str = "", sampling: Mapping[str, object] | None = None
+    messages: Sequence[Mapping[str, object]],
+    model: str = "",
+    sampling: Mapping[str, object] | None = None,
+    **numbers: int | None,
 ) -> pb.ChatRequest:
     """As `generate_request_to_proto`. Raises InvalidRequest for a wrong shape or a key no field exists for."""
     request = pb.ChatRequest(model=model, sampling=sampling_to_proto(sampling or {}))
+    _set_numbers(request, numbers)
     for i, message in enumerate(check_messages(messages)):
         for name, value in message.items():
             if name not in ("role", "content") and value:
@@ -127,8 +150,26 @@ def chat_request_to_proto(
     return request
 
 
+def _set_numbers(request: pb.GenerateRequest | pb.ChatRequest, numbers: Mapping[str, int | None]) -> None:
+    for name, value in numbers.items():
+        if value is not None:
+            _set(request, name, value)
+
+
+def _set(message: Message, name: str, value: object) -> None:
+    """Raises InvalidRequest naming the field for a value that it cannot hold."""
+    try:
+        if isinstance(value, bool) and message.DESCRIPTOR.fields_by_name[name].type != FieldDescriptor.TYPE_BOOL:
+            raise TypeError(name)  # protobuf itself takes True for 1
+        setattr(message, name, value)
+    except (TypeError, ValueError) as fault:
+        raise InvalidRequest(f"{name} cannot be {value!r:.80}", field=name) from fault
+
+
 def sampling_to_proto(sampling: Mapping[str, object]) -> pb.SamplingParams:
-    """None means not given. `stop` may be one string. Raises TypeError for an unknown name."""
+    """None means not given. `stop` may be one string, `logit_bias` a mapping or pairs. Raises TypeError for an unknown
+    name, InvalidRequest for a value that no message can hold.
+    """
     message = pb.SamplingParams()
     for name, value in sampling.items():
         if name not in _SAMPLING_NAMES:
@@ -136,10 +177,12 @@ def sampling_to_proto(sampling: Mapping[str, object]) -> pb.SamplingParams:
         if value is None:
             continue
         try:
-            if name in ("stop", "stop_token_ids"):
+            if name in _LISTS:
                 getattr(message, name).extend((value,) if isinstance(value, str | int) else value)
+            elif name == "logit_bias":
+                message.logit_bias.update(dict(value))  # type: ignore[call-overload]
             else:
-                setattr(message, name, value)
+                _set(message, name, value)
         except (TypeError, ValueError) as fault:
             raise InvalidRequest(f"{name} cannot be {value!r:.80}", field=name) from fault
     return message

@@ -29,6 +29,7 @@ from router.admission.limits import (
     Capacity,
     ModelLimits,
     capacity_of,
+    check_choices,
     check_model,
     check_prompt_length,
     check_token_ids,
@@ -36,6 +37,7 @@ from router.admission.limits import (
 )
 from router.admission.price import OutputEstimate, price_blocks
 from router.admission.refusals import error_for
+from router.admission.unserved import check_served
 from router.board_view import SLOWEST_START_S, BoardView
 from router.config import RouterConfig
 from router.delivery.hub import Delivery
@@ -176,6 +178,8 @@ class RouterService:
     def _refuse_cheaply(self, call: Call) -> None:
         self._refuse_when_draining()
         check_model(call.model, self.limits)
+        check_choices(call)
+        check_served(call)
         call.sampling.validated()
         if isinstance(call.prompt, TokenPrompt):
             check_token_ids(call.prompt.token_ids, self.limits, call.prompt_field)
@@ -201,7 +205,7 @@ class RouterService:
     async def _admit(
         self, call: Call, request: Request, board: tuple[BoardRow, ...], started_s: float
     ) -> RequestStream:
-        timer = self.metrics.timer(started_s, request.n)
+        timer = self.metrics.timer(started_s, request.best or request.n)
         ignore_eos = request.sampling.ignore_eos
 
         def observe(events: tuple[Delta | Finished, ...]) -> None:
@@ -243,9 +247,12 @@ class RouterService:
     def _admit_call(self, call: Call, request: Request, board: tuple[BoardRow, ...], router: str) -> Admit:
         prompt_tokens = len(request.prompt_token_ids)
         block_size = self._capacity_now(board).block_size
-        price = price_blocks(prompt_tokens, self._estimate.expected_tokens(request), block_size)
-        total_tokens = prompt_tokens + (request.sampling.max_tokens or 0)
-        candidates = choose(board, PlacementRequest(request.model, price, total_tokens))
+        price = price_blocks(prompt_tokens, self._estimate.expected_tokens(request), block_size, request.n)
+        most = request.sampling.max_tokens or 0
+        asked = PlacementRequest(
+            request.model, price, prompt_tokens + request.n * most, span_tokens=prompt_tokens + most
+        )
+        candidates = choose(board, asked)
         if candidates:
             self._board.expect(candidates[0], price)
         return Admit(

@@ -47,3 +47,13 @@ class Call:
     prompt_field: str = "prompt"
     """The name the ingress has for the prompt, so that a refusal names what the client wrote."""
     max_tokens_field: str = "max_tokens"
+    n: int = 1
+    """Choices the client is shown."""
+    best_of: int | None = None
+    """Choices that are computed, of which the `n` likeliest are shown; None: `n`."""
+    priority: int = 0
+    """Band of the queue; 0 is the most urgent."""
+
+    @property
+    def computed_choices(self) -> int:
+        return self.n if self.best_of is None else self.best_of

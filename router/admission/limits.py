@@ -12,8 +12,9 @@ from dataclasses import dataclass, replace
 
 from headrace.errors import InvalidRequest, TooLong, UnknownModel
 from headrace.request import Request
-from headrace.sampling import SamplingParams
+from headrace.sampling import MAX_CHOICES, SamplingParams
 from headrace.store.interface import BoardRow
+from headrace.store.limits import BANDS
 from router.admission.call import Call
 
 
@@ -61,6 +62,23 @@ def check_model(asked: str, limits: ModelLimits) -> None:
         raise UnknownModel(f"there is no model of that name here; known: {limits.name}", field="model")
 
 
+def check_choices(call: Call) -> None:
+    """Raises InvalidRequest for `n`, `best_of` or `priority` out of bounds; nothing is clamped."""
+    _check_whole("n", call.n, 1, MAX_CHOICES)
+    if call.best_of is not None:
+        _check_whole("best_of", call.best_of, 1, MAX_CHOICES)
+        if call.best_of < call.n:
+            raise InvalidRequest(
+                f"best_of ({call.best_of}) is below n ({call.n}): it counts the choices to pick from", field="best_of"
+            )
+    _check_whole("priority", call.priority, 0, BANDS - 1)
+
+
+def _check_whole(field: str, value: int, low: int, high: int) -> None:
+    if not low <= value <= high:
+        raise InvalidRequest(f"{field} must be from {low} to {high}, not {value}", field=field)
+
+
 def check_token_ids(token_ids: tuple[int, ...], limits: ModelLimits, field: str) -> None:
     """Raises InvalidRequest for the first id outside the vocabulary."""
     # min and max run in C; only a prompt that is wrong pays for finding where.
@@ -95,11 +113,12 @@ def resolve(
 ) -> Request:
     """The request to admit, with `max_tokens` and `seed` set. Raises InvalidRequest, TooLong or UnknownModel."""
     check_model(call.model, limits)
+    check_choices(call)
     sampling = call.sampling.validated()
     limits = replace(limits, max_context=min(limits.max_context, capacity.max_context))
     check_token_ids(token_ids, limits, call.prompt_field)
     check_prompt_length(len(token_ids), limits, call.prompt_field)
-    _check_stop_token_ids(sampling, limits)
+    _check_ids_of_sampling(sampling, limits)
     max_tokens = _resolve_max_tokens(call, len(token_ids), limits, capacity)
     if sampling.min_tokens > max_tokens:
         raise InvalidRequest(
@@ -112,21 +131,31 @@ def resolve(
         prompt_token_ids=token_ids,
         sampling=replace(sampling, max_tokens=max_tokens, seed=seed),
         tenant=call.tenant,
+        band=call.priority,
+        n=call.computed_choices,
+        best=call.n if call.computed_choices > call.n else 0,
     )
 
 
-def _check_stop_token_ids(sampling: SamplingParams, limits: ModelLimits) -> None:
+def _check_ids_of_sampling(sampling: SamplingParams, limits: ModelLimits) -> None:
     check_token_ids(sampling.stop_token_ids, limits, "stop_token_ids")
+    for token, _ in sampling.logit_bias:
+        if not 0 <= token < limits.vocab_size:
+            raise InvalidRequest(
+                f"logit_bias has id {token}, outside the vocabulary of {limits.vocab_size} ids", field="logit_bias"
+            )
 
 
 def _resolve_max_tokens(call: Call, prompt_tokens: int, limits: ModelLimits, capacity: Capacity) -> int:
-    asked = call.sampling.max_tokens
+    """The choices of a request share their prompt and hold an output each: that is what a pool must have room for."""
+    asked, choices = call.sampling.max_tokens, call.computed_choices
     fits_context = limits.max_context - prompt_tokens
-    fits_pool = capacity.pool_tokens - prompt_tokens
+    fits_pool = (capacity.pool_tokens - prompt_tokens) // choices
+    what = f"a prompt of {prompt_tokens} tokens" + (f" and {choices} choices" if choices > 1 else "")
     if fits_pool < 1:
         raise TooLong(
             f"{call.prompt_field} has {prompt_tokens} tokens and no worker's KV pool holds more than "
-            f"{capacity.pool_tokens}",
+            f"{capacity.pool_tokens}" + (f" with an output for each of {choices} choices" if choices > 1 else ""),
             field=call.prompt_field,
         )
     if asked is None:
@@ -139,8 +168,8 @@ def _resolve_max_tokens(call: Call, prompt_tokens: int, limits: ModelLimits, cap
         )
     if asked > fits_pool:
         raise TooLong(
-            f"{call.max_tokens_field} is {asked}, but with a prompt of {prompt_tokens} tokens only {fits_pool} fit the "
-            f"largest worker's KV pool of {capacity.pool_tokens} tokens",
+            f"{call.max_tokens_field} is {asked}, but with {what} only {fits_pool} fit the largest worker's "
+            f"KV pool of {capacity.pool_tokens} tokens",
             field=call.max_tokens_field,
         )
     return asked

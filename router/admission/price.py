@@ -25,7 +25,7 @@ class OutputEstimate:
         self._mean_tokens += WEIGHT_OF_NEWEST * (output_tokens - self._mean_tokens)
 
     def expected_tokens(self, request: Request) -> int:
-        """At least one token; all of `max_tokens` where nothing can end the answer sooner."""
+        """Of one choice. At least one token; all of `max_tokens` where nothing can end the answer sooner."""
         params = request.sampling
         most = params.max_tokens or 1
         if params.ignore_eos and not params.stop and not params.stop_token_ids:
@@ -33,6 +33,10 @@ class OutputEstimate:
         return max(1, params.min_tokens, min(most, round(self._mean_tokens)))
 
 
-def price_blocks(prompt_tokens: int, expected_output_tokens: int, block_size: int) -> int:
-    """Blocks for prompt and expected output together; the last block may be part full."""
-    return -(-(prompt_tokens + expected_output_tokens) // block_size)
+def price_blocks(prompt_tokens: int, expected_output_tokens: int, block_size: int, choices: int = 1) -> int:
+    """Blocks for prompt and expected output of each choice; the last block of each may be part full.
+
+    Choices share the full blocks of their prompt; from its last, part full one on each writes its own.
+    """
+    shared, rest = divmod(prompt_tokens, block_size)
+    return shared + choices * -(-(rest + expected_output_tokens) // block_size)

@@ -23,6 +23,8 @@ from headrace.undecodable import undecodable
 from headrace.v1 import inference_pb2 as pb
 from headrace.wire import (
     MAX_MESSAGE_BYTES,
+    ChatCall,
+    GenerateCall,
     chat_request_from_proto,
     error_from_finish,
     event_to_proto,
@@ -69,13 +71,13 @@ class InferenceServicer:
             request = generate_request_from_proto(self._parse(pb.GenerateRequest, raw))
             prompt = request.prompt
             given: Prompt = TextPrompt(prompt) if isinstance(prompt, str) else TokenPrompt(prompt)
-            call = _call(request.model, given, request.sampling, context, "prompt")
+            call = _call(request, given, context, "prompt")
         await self._stream(call, context)
 
     async def chat(self, raw: bytes, context: Context) -> None:
         with self._service.noting_refusals():
             request = chat_request_from_proto(self._parse(pb.ChatRequest, raw))
-            call = _call(request.model, ChatPrompt(request.messages), request.sampling, context, "messages")
+            call = _call(request, ChatPrompt(request.messages), context, "messages")
         await self._stream(call, context)
 
     async def cancel(self, raw: bytes, _: Context) -> pb.CancelResponse:
@@ -118,16 +120,19 @@ class InferenceServicer:
             raise Cancelled(f"the reader took nothing for {limit_s:g} s") from None
 
 
-def _call(model: str, prompt: Prompt, sampling: Any, context: Context, prompt_field: str) -> Call:
+def _call(request: GenerateCall | ChatCall, prompt: Prompt, context: Context, prompt_field: str) -> Call:
     remaining_s = context.time_remaining()
     return Call(
-        model=model,
+        model=request.model,
         prompt=prompt,
-        sampling=sampling,
+        sampling=request.sampling,
         deadline_ms=None if remaining_s is None else max(1, int(remaining_s * 1000)),
         tenant=DEFAULT_TENANT,
         client_request_id=_client_request_id(context),
         prompt_field=prompt_field,
+        n=request.n,
+        best_of=request.best_of,
+        priority=request.priority,
     )
 
 

@@ -8,6 +8,7 @@ that means "off". Anything else is refused by name: an option that is silently d
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -31,18 +32,11 @@ HARMLESS = frozenset(
 )
 
 UNSUPPORTED: Mapping[str, tuple[object, ...]] = {
-    "n": (1,),
-    "best_of": (1,),
     "echo": (False,),
     "suffix": ("",),
     "logprobs": (False,),
     "top_logprobs": (0,),
     "prompt_logprobs": (),
-    "logit_bias": ({},),
-    "presence_penalty": (0, 0.0),
-    "frequency_penalty": (0, 0.0),
-    "repetition_penalty": (1, 1.0),
-    "min_p": (0, 0.0),
     "tools": ([],),
     "tool_choice": ("none", "auto"),
     "functions": ([],),
@@ -74,6 +68,7 @@ UNSUPPORTED: Mapping[str, tuple[object, ...]] = {
 
 MAX_MESSAGES = 4096
 MAX_REASON_CHARS = 200
+MAX_ID_DIGITS = 10
 
 _Value = TypeVar("_Value")
 _Parsed = TypeVar("_Parsed", bound="_Body")
@@ -106,6 +101,15 @@ class _Body(BaseModel):
     ignore_eos: bool | None = None
     stop_token_ids: list[Any] | None = None
     include_stop_str_in_output: bool | None = None
+    n: int | None = None
+    best_of: int | None = None
+    priority: int | None = None
+    """Band of the queue, 0 the most urgent; vLLM's field, with bounds."""
+    min_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: Any = None
 
     def _sampling(self, max_tokens: int | None) -> SamplingParams:
         return SamplingParams(
@@ -120,6 +124,23 @@ class _Body(BaseModel):
             include_stop_str_in_output=bool(self.include_stop_str_in_output),
             stop_token_ids=_token_ids(self.stop_token_ids or [], "stop_token_ids"),
             ignore_eos=bool(self.ignore_eos),
+            min_p=_or(self.min_p, 0.0),
+            presence_penalty=_or(self.presence_penalty, 0.0),
+            frequency_penalty=_or(self.frequency_penalty, 0.0),
+            repetition_penalty=_or(self.repetition_penalty, 1.0),
+            logit_bias=_biases(self.logit_bias),
+        )
+
+    def _shared_call(self, prompt: Prompt, max_tokens: int | None, tenant: str, client_request_id: str) -> Call:
+        return Call(
+            model=_named(self.model),
+            prompt=prompt,
+            sampling=self._sampling(max_tokens).validated(),
+            tenant=tenant,
+            client_request_id=client_request_id,
+            n=_or(self.n, 1),
+            best_of=self.best_of,
+            priority=_or(self.priority, 0),
         )
 
     @property
@@ -152,15 +173,12 @@ class ChatBody(_Body):
             raise InvalidRequest(
                 "max_tokens and max_completion_tokens say different things; send one", field="max_completion_tokens"
             )
-        return Call(
-            model=_named(self.model),
-            prompt=ChatPrompt(tuple(self.messages)),
-            sampling=self._sampling(self.max_tokens if modern is None else modern).validated(),
-            tenant=tenant,
-            client_request_id=client_request_id,
-            prompt_field="messages",
-            max_tokens_field="max_tokens" if modern is None else "max_completion_tokens",
-        )
+        if self.best_of not in (None, 1):
+            raise InvalidRequest("best_of is an option of completions, not of chat", field="best_of")
+        max_tokens = self.max_tokens if modern is None else modern
+        call = self._shared_call(ChatPrompt(tuple(self.messages)), max_tokens, tenant, client_request_id)
+        max_tokens_field = "max_tokens" if modern is None else "max_completion_tokens"
+        return replace(call, prompt_field="messages", max_tokens_field=max_tokens_field)
 
 
 class CompletionBody(_Body):
@@ -170,13 +188,10 @@ class CompletionBody(_Body):
     def call(self, tenant: str, client_request_id: str) -> Call:
         """Raises InvalidRequest."""
         self.check_options()
-        return Call(
-            model=_named(self.model),
-            prompt=_prompt(self.prompt),
-            sampling=self._sampling(self.max_tokens).validated(),
-            tenant=tenant,
-            client_request_id=client_request_id,
-        )
+        if self.stream and self.best_of is not None and self.best_of != _or(self.n, 1):
+            # As OpenAI: which choices are the likeliest is known only when all have ended.
+            raise InvalidRequest("best_of above n cannot be streamed", field="best_of")
+        return self._shared_call(_prompt(self.prompt), self.max_tokens, tenant, client_request_id)
 
 
 def _prompt(prompt: object) -> Prompt:
@@ -207,6 +222,27 @@ def _stops(stop: object) -> tuple[str, ...]:
     if isinstance(stop, list):
         return tuple(stop)  # its items are checked with the other sampling parameters
     raise InvalidRequest("stop must be a string or a list of strings", field="stop")
+
+
+def _biases(biases: object) -> tuple[tuple[int, float], ...]:
+    """OpenAI writes ids as JSON's keys, which are strings. Bounds are checked with the other sampling parameters."""
+    if biases is None:
+        return ()
+    if not isinstance(biases, dict):
+        raise InvalidRequest("logit_bias must map token ids to numbers", field="logit_bias")
+    return tuple(sorted((_id_of(key), _bias(key, value)) for key, value in biases.items()))
+
+
+def _id_of(key: str) -> int:
+    if not (key.isascii() and key.isdecimal() and len(key) <= MAX_ID_DIGITS):
+        raise InvalidRequest(f"logit_bias has the key {key[:32]!r}, which is no token id", field="logit_bias")
+    return int(key)
+
+
+def _bias(key: str, value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise InvalidRequest(f"logit_bias[{key}] must be a number", field="logit_bias")
+    return value
 
 
 def parse_body(kind: type[_Parsed], raw: bytes) -> _Parsed:

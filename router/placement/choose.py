@@ -19,9 +19,11 @@ class PlacementRequest:
     model: str
     price_blocks: int
     total_tokens: int
-    """Prompt + `max_tokens`: a worker whose pool or context is smaller can never finish it."""
+    """Prompt + `max_tokens` of every choice: a worker whose pool is smaller can never hold it."""
     weight_version: str | None = None
     """None: any will do, since nothing of it has been computed."""
+    span_tokens: int | None = None
+    """Prompt + `max_tokens` of one choice, which the context must hold; None: `total_tokens`."""
 
 
 def choose(board: Iterable[BoardRow], request: PlacementRequest) -> tuple[str, ...]:
@@ -40,7 +42,8 @@ def _can_run(row: BoardRow, request: PlacementRequest) -> bool:
         return False
     if request.weight_version is not None and load.weight_version != request.weight_version:
         return False
-    return request.total_tokens <= min(load.max_context, load.total_blocks * load.block_size)
+    span = request.total_tokens if request.span_tokens is None else request.span_tokens
+    return span <= load.max_context and request.total_tokens <= load.total_blocks * load.block_size
 
 
 def _rank(row: BoardRow, request: PlacementRequest) -> tuple[bool, int, int, str]:

@@ -22,7 +22,7 @@ from tokenizers import decoders, models, pre_tokenizers
 
 from headrace.chat_template import ChatTemplate
 from headrace.frame import FinishReason, Frame, LoadReport, Part
-from headrace.request import BoundRequest
+from headrace.request import BoundRequest, Request
 from headrace.store.interface import InboxEntry
 from headrace.store.keys import incarnation
 from headrace.store.twin import Twin
@@ -45,6 +45,7 @@ TEMPLATE = (
 MOST_STEPS_AFTER_CLOSE = 10
 
 Script = Callable[[tuple[int, ...]], Sequence[int]]
+Variant = Callable[[Sequence[int], int], Sequence[int]]
 
 
 @pytest.fixture(scope="session")
@@ -72,11 +73,16 @@ def repeat_prompt(prompt: tuple[int, ...]) -> Sequence[int]:
     return prompt * (CONTEXT // len(prompt) + 1)
 
 
+def every_choice_the_same(answer: Sequence[int], _: int) -> Sequence[int]:
+    return answer
+
+
 @dataclass
 class Running:
-    """One request in the reciter's batch."""
+    """One choice of one request in the reciter's batch."""
 
     bound: BoundRequest
+    choice: int
     answer: Sequence[int]
     text: TextStream
     index: int = 0
@@ -91,10 +97,10 @@ class Running:
             finish = FinishReason.STOP
         elif self.index == request.sampling.max_tokens:
             finish = FinishReason.LENGTH
-        return Part(request.id, 0, self.bound.epoch, first, (token,), finish)
+        return Part(request.id, self.choice, self.bound.epoch, first, (token,), finish)
 
     def end(self, reason: FinishReason, detail: str) -> Part:
-        return Part(self.bound.request.id, 0, self.bound.epoch, self.index, (), reason, detail)
+        return Part(self.bound.request.id, self.choice, self.bound.epoch, self.index, (), reason, detail)
 
 
 @dataclass
@@ -105,8 +111,12 @@ class Reciter:
     tokenizer: Tokenizer
     total_blocks: int = 256
     script: Script = repeat_prompt
+    variant: Variant = every_choice_the_same
+    """What a choice makes of the script's answer."""
     fail_next: str = ""
     seen: list[str] = field(default_factory=list)
+    requests: list[Request] = field(default_factory=list)
+    """As the store handed them over."""
     cancelled_at: dict[str, int] = field(default_factory=dict)
     """Request → iterations made when its cancel was read."""
     batches: list[frozenset[str]] = field(default_factory=list)
@@ -115,7 +125,8 @@ class Reciter:
     def __post_init__(self) -> None:
         self.worker = incarnation("reciter")
         self.iterations = 0
-        self._batch: dict[str, Running] = {}
+        self._batch: dict[str, list[Running]] = {}
+        """By request, its choices that have not ended."""
         self._last_inbox_id = "0-0"
         self._ended = threading.Event()
         self._iterations_left: float = math.inf
@@ -141,41 +152,51 @@ class Reciter:
     def _loop(self) -> None:
         while not self._ended.is_set():
             computing = self._iterations_left > 0 and bool(self._batch)
-            parts = [self._take(entry) for entry in self._inbox(0 if computing else 10)]
-            ends = tuple(part for part in parts if part is not None)
+            ends = tuple(part for entry in self._inbox(0 if computing else 10) for part in self._take(entry))
             self._report(ends + (self._compute() if computing else ()))
 
     def _inbox(self, block_ms: int) -> tuple[InboxEntry, ...]:
         return self.store.inbox(self.worker, self._last_inbox_id, block_ms)
 
-    def _take(self, entry: InboxEntry) -> Part | None:
+    def _take(self, entry: InboxEntry) -> list[Part]:
         self._last_inbox_id = entry.id
         if entry.kind == "bind" and entry.bound is not None:
             request = entry.bound.request
             self.seen.append(request.id)
-            answer = self.script(request.prompt_token_ids)
-            self._batch[request.id] = Running(entry.bound, answer, TextStream(self.tokenizer, request.sampling))
-        elif entry.kind == "cancel" and (running := self._batch.pop(entry.request_id, None)) is not None:
+            self.requests.append(request)
+            self._batch[request.id] = [self._begin(entry.bound, choice) for choice in range(request.n)]
+        elif entry.kind == "cancel" and (choices := self._batch.pop(entry.request_id, None)) is not None:
             self.cancelled_at[entry.request_id] = self.iterations
-            return running.end(FinishReason.CANCELLED, "")
-        return None
+            return [running.end(FinishReason.CANCELLED, "") for running in choices]
+        return []
+
+    def _begin(self, bound: BoundRequest, choice: int) -> Running:
+        request = bound.request
+        answer = self.variant(self.script(request.prompt_token_ids), choice)
+        return Running(bound, choice, answer, TextStream(self.tokenizer, request.sampling))
 
     def _compute(self) -> tuple[Part, ...]:
         self.iterations += 1
         self._iterations_left -= 1
         self.batches.append(frozenset(self._batch))
         if self.fail_next:
-            parts = [running.end(FinishReason.FAILED, self.fail_next) for running in self._batch.values()]
+            parts = [running.end(FinishReason.FAILED, self.fail_next) for running in self._running()]
             self.fail_next = ""
         else:
-            parts = [running.step() for running in self._batch.values()]
+            parts = [running.step() for running in self._running()]
         for part in parts:
             if part.finish is not None:
-                del self._batch[part.request_id]
+                left = [running for running in self._batch[part.request_id] if running.choice != part.choice]
+                self._batch[part.request_id] = left
+                if not left:
+                    del self._batch[part.request_id]
         return tuple(parts)
 
+    def _running(self) -> list[Running]:
+        return [running for choices in self._batch.values() for running in choices]
+
     def _report(self, parts: tuple[Part, ...]) -> None:
-        held = sum(len(r.bound.request.prompt_token_ids) // BLOCK + 8 for r in self._batch.values())
+        held = sum(len(r.bound.request.prompt_token_ids) // BLOCK + 8 for r in self._running())
         free = max(0, self.total_blocks - held)
         self._seq = getattr(self, "_seq", 0) + 1
         load = LoadReport(

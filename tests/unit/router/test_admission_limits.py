@@ -82,6 +82,51 @@ def test_a_worker_with_a_smaller_context_than_the_model_sets_the_limit() -> None
         _resolve(100, Capacity(max_context=128, pool_tokens=4096, block_size=16), max_tokens=64)
 
 
+def _choices(n: int, best_of: int | None = None, *, capacity: Capacity = ROOMY, **sampling: object) -> Request:
+    ids = (26,) * 100
+    call = Call("", TokenPrompt(ids), SamplingParams(**sampling), n=n, best_of=best_of)  # type: ignore[arg-type]
+    return resolve(call, ids, LIMITS, capacity, request_id="t-1", drawn_seed=77)
+
+
+def test_choices_share_a_prompt_and_hold_an_output_each() -> None:
+    pool = Capacity(max_context=512, pool_tokens=256, block_size=16)
+    assert _choices(3, capacity=pool).sampling.max_tokens == 52
+    assert _choices(3, capacity=pool, max_tokens=52).n == 3
+    with pytest.raises(TooLong, match=r"max_tokens is 53, .* 100 tokens and 3 choices only 52 fit .* pool of 256"):
+        _choices(3, capacity=pool, max_tokens=53)
+    with pytest.raises(TooLong, match=r"prompt has 100 tokens .* an output for each of 128 choices"):
+        _choices(128, capacity=Capacity(512, 227, 16))
+    assert _choices(128, capacity=Capacity(512, 228, 16)).sampling.max_tokens == 1
+
+
+def test_best_of_counts_what_is_computed_and_n_what_is_shown() -> None:
+    assert [(r.n, r.best) for r in (_choices(1), _choices(2, 2), _choices(2, 5))] == [(1, 0), (2, 0), (5, 2)]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "field"),
+    [
+        ({"n": 0}, "n"),
+        ({"n": 129}, "n"),
+        ({"n": 2, "best_of": 1}, "best_of"),
+        ({"best_of": 129}, "best_of"),
+        ({"best_of": 0}, "best_of"),
+        ({"priority": -1}, "priority"),
+        ({"priority": 8}, "priority"),
+    ],
+)
+def test_choices_and_priority_are_never_clamped(wrong: dict[str, int], field: str) -> None:
+    call = Call("", TokenPrompt((1,)), SamplingParams(), **wrong)  # type: ignore[arg-type]
+    with pytest.raises(InvalidRequest) as caught:
+        resolve(call, (1,), LIMITS, ROOMY, request_id="t-1", drawn_seed=77)
+    assert caught.value.field == field
+
+
+def test_priority_becomes_the_band() -> None:
+    call = Call("", TokenPrompt((1,)), SamplingParams(), priority=7)
+    assert resolve(call, (1,), LIMITS, ROOMY, request_id="t-1", drawn_seed=77).band == 7
+
+
 @pytest.mark.parametrize("bad", [1000, 2**32 - 1, -1])
 def test_id_outside_the_vocabulary_is_named_by_its_place(bad: int) -> None:
     with pytest.raises(InvalidRequest) as caught:
@@ -90,6 +135,12 @@ def test_id_outside_the_vocabulary_is_named_by_its_place(bad: int) -> None:
     with pytest.raises(InvalidRequest) as caught:
         _resolve((1, 2), stop_token_ids=(5, 1000))
     assert caught.value.field == "stop_token_ids[1]"
+
+
+def test_a_biased_id_outside_the_vocabulary_is_named() -> None:
+    assert _resolve(3, logit_bias=((999, -100.0),)).sampling.logit_bias == ((999, -100.0),)
+    with pytest.raises(InvalidRequest, match="logit_bias has id 1000, outside the vocabulary of 1000"):
+        _resolve(3, logit_bias=((5, 1.0), (1000, 1.0)))
 
 
 def test_empty_prompt_is_refused() -> None:
@@ -131,6 +182,12 @@ def test_price_counts_part_full_blocks() -> None:
     assert price_blocks(1, 15, 16) == 1
     assert price_blocks(1, 16, 16) == 2
     assert price_blocks(100, 28, 16) == 8
+
+
+def test_price_counts_the_shared_prompt_once() -> None:
+    assert price_blocks(64, 16, 16, 3) == 4 + 3
+    assert price_blocks(65, 15, 16, 3) == 4 + 3, "the part full block of the prompt is each choice's own"
+    assert price_blocks(65, 16, 16, 3) == 4 + 6
 
 
 def test_expected_output_learns_and_stays_within_bounds() -> None:
