@@ -244,7 +244,7 @@ class Engine:
         self._parts.append(generation.part(finish, detail))
         self._roster.remove(generation, _REASON_OF.get(finish, Reason.FINISH))
         if finish in (FinishReason.STOP, FinishReason.LENGTH):
-            self._roster.state.estimate.finished(generation.output_tokens)
+            self._roster.state.capacity.finished(generation.output_tokens)
 
     def _drop(self, request_id: str, epoch: int | None) -> None:
         for generation in self._roster.of_request(request_id):

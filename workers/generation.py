@@ -10,7 +10,7 @@ from headrace.logprobs import NO_LOGPROB, TokenLogprob
 from headrace.request import BoundRequest
 from headrace.text_stream import TextStream
 from workers.model.interface import ModelShape, SampleSpec, ScoreSpec, SequenceSlice
-from workers.scheduler.sequence import Sequence, SequenceKey
+from workers.scheduler.sequence import Sequence, SequenceKey, turn_of
 from workers.scheduler.state import Work
 
 if TYPE_CHECKING:
@@ -67,6 +67,7 @@ class Generation:
             max_tokens=self._most_output_tokens(),
             runs_to_the_end=not self._stop_ids and not params.stop,
             known=len(self.tokens),
+            turn_s=turn_of(now, request.band),
             advanced_s=now,
         )
         self.finish: FinishReason | None = None
@@ -94,6 +95,7 @@ class Generation:
         if logprob is not None:
             self._logprobs.append(logprob)
         self.sequence.known += 1
+        self.sequence.preempted_in_a_row = 0
         if self._text is not None:
             self._text.push((token_id,))
         if (armed and token_id in self._stop_ids) or (self._text is not None and self._text.stopped):

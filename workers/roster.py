@@ -45,11 +45,11 @@ class Roster:
         return tuple(self._generations)
 
     def add(self, generation: Generation, iteration: int = 0) -> None:
-        """A new one waits at its rank."""
+        """A new one waits at its place."""
         generation.sequence.arrived_iteration = iteration
         key = generation.sequence.key
         self._generations.setdefault(key.request_id, {})[key.choice] = generation
-        insort(self.state.waiting, generation.sequence, key=_rank)
+        insort(self.state.waiting, generation.sequence, key=_place)
 
     def unstarted(self, iteration: int, held: frozenset[SequenceKey] = frozenset()) -> tuple[tuple[str, int], ...]:
         """(request id, epoch) of those that came `UNSTARTED_AFTER` iterations ago or more and of which nothing has run
@@ -113,7 +113,7 @@ class Roster:
     def _start(self, sequence: Sequence, now: float) -> None:
         self.state.waiting.remove(sequence)
         for other in self.state.waiting:
-            if other.rank > sequence.rank:
+            if other.place > sequence.place:
                 break
             other.overtaken += 1
         self.state.running.append(sequence)
@@ -124,9 +124,10 @@ class Roster:
         self.state.running.remove(sequence)
         self._give_back(sequence, Reason.PREEMPT)
         sequence.computed = 0
+        sequence.preempted_in_a_row += 1
         sequence.advanced_s = now
-        insort(self.state.waiting, sequence, key=_rank)
-        self.state.estimate.preempted()
+        insort(self.state.waiting, sequence, key=_place)
+        self.state.capacity.preempted()
 
     def _take(self, sequence: Sequence, reason: Reason) -> None:
         sequence.held_blocks = self.tables.grow(sequence.key, sequence.known, reason)
@@ -138,5 +139,5 @@ class Roster:
         self.state.free_blocks = self.tables.pool.free_blocks
 
 
-def _rank(sequence: Sequence) -> int:
-    return sequence.rank
+def _place(sequence: Sequence) -> tuple[float, int]:
+    return sequence.place

@@ -10,7 +10,7 @@ from bisect import insort
 from collections.abc import Callable, Hashable
 from functools import cached_property
 
-from workers.scheduler.peak import Growth, earliest_start, growth, peak_blocks, survivors
+from workers.scheduler.peak import Growth, growth, survivors
 from workers.scheduler.room import Hit, Room
 from workers.scheduler.sequence import Sequence, SequenceKey
 from workers.scheduler.state import SchedulerState, StepPlan, Unfit, Wait, Work, count_reasons
@@ -45,7 +45,7 @@ class Draft:
         """Every running sequence with one token to compute gets it; blocks that run out are taken from victims."""
         decodes = [sequence for sequence in self._alive if sequence.gap == 1]
         if len(decodes) > self.tokens_left:
-            decodes.sort(key=lambda sequence: (sequence.advanced_iteration, sequence.rank))
+            decodes.sort(key=lambda sequence: (sequence.advanced_iteration, sequence.place))
         for sequence in decodes:
             if self.tokens_left == 0:
                 break
@@ -56,27 +56,28 @@ class Draft:
         """Running sequences with a longer gap go on, first come first. Their blocks were all taken when they were
         admitted.
         """
-        for sequence in sorted(self._alive, key=lambda sequence: sequence.rank):
+        for sequence in sorted(self._alive, key=lambda sequence: sequence.place):
             if sequence.gap > 1:
                 count = share(sequence.gap, self) if self._is_alive(sequence) else 0
                 if count and self._make_room(sequence):
                     self._compute(sequence, sequence.computed, count)
 
     def admit_waiting(self, share: Share) -> None:
-        """Starts waiting sequences in rank order. The first that blocks cannot take reserves its place: a later one
-        may pass only if by the estimates that does not delay it, and only MAX_OVERTAKES of them.
+        """Starts waiting sequences in their order. The first that blocks cannot take reserves its place: a later one
+        may pass only if by the estimates that does not delay it, and no blocked one is passed by more than
+        MAX_OVERTAKES.
         """
         if self._preempted:  # what was just pushed out must not compete with what pushed it
             self._blame(self.state.waiting, Wait.BLOCKS)
             return
         blocked: Sequence | None = None
-        passed = 0
+        overtakes = 0
         for place, sequence in enumerate(self.state.waiting):
             hit = self.state.books.hit_of(sequence)
             gap = sequence.known - hit.tokens
             stop = self._why_stop(gap, share)
             if stop is None and blocked is not None:
-                worn_out = place > LOOK_AHEAD or blocked.overtaken + passed >= MAX_OVERTAKES
+                worn_out = place > LOOK_AHEAD or overtakes >= MAX_OVERTAKES
                 stop = Wait.BLOCKS if worn_out else None
             if stop is not None:
                 self._blame(self.state.waiting[place:], stop)
@@ -86,10 +87,11 @@ class Draft:
             newcomer = self._growth_after(sequence, hit)
             if self._fits(sequence, hit, newcomer) and (blocked is None or self._may_pass(blocked, newcomer)):
                 insort(self._ahead, newcomer)
-                passed += blocked is not None
+                overtakes += blocked is not None
                 self._admit(sequence, hit, share(gap, self))
             else:
                 blocked = blocked or sequence
+                overtakes = max(overtakes, sequence.overtaken)
                 self._reasons[sequence.key] = Wait.BLOCKS
 
     def hold_back(self, sequences: list[Sequence], reason: Wait) -> None:
@@ -147,19 +149,27 @@ class Draft:
         return True
 
     def _choose_victim(self) -> Sequence:
-        """Lowest band first, then the fewest tokens to recompute per block freed, then the latest arrival. Who shares
-        all its blocks frees none: such a one comes last.
+        """Lowest band first, then the fewest seconds of recompute per block freed, then the last in order. Who shares
+        all its blocks frees none: such a one comes last. The protected were admitted with room for all of them
+        together, so there is somebody else.
         """
-        freed = {sequence.key: self._room.alone(sequence) for sequence in self._alive}
+        holders = [sequence for sequence in self._alive if sequence.held_blocks]
+        exposed = [sequence for sequence in holders if not sequence.is_protected]
+        freed = {sequence.key: self._room.alone(sequence) for sequence in exposed or holders}
         return min(
-            (sequence for sequence in self._alive if sequence.held_blocks),
+            exposed or holders,
             key=lambda sequence: (
                 freed[sequence.key] == 0,
                 -sequence.band,
-                sequence.computed / max(1, freed[sequence.key]),
-                -sequence.rank,
+                self._recompute_cost(sequence) / max(1, freed[sequence.key]),
+                *(-part for part in sequence.place),
             ),
         )
+
+    def _recompute_cost(self, sequence: Sequence) -> float:
+        """In seconds; in tokens until a pass has been measured."""
+        step_time = self.state.step_time
+        return step_time.recompute_s(sequence.computed) if step_time.is_fitted else float(sequence.computed)
 
     def _preempt(self, victim: Sequence) -> None:
         self._leave(victim)
@@ -198,11 +208,11 @@ class Draft:
     def _growth_after(self, sequence: Sequence, hit: Hit) -> Growth:
         """How a waiting sequence will grow once it runs; what it borrows is counted elsewhere."""
         borrowed_tokens = self._room.borrowed(hit) * self.state.limits.block_size
-        return growth(sequence.known - borrowed_tokens, self.state.estimate.remaining(sequence))
+        return growth(sequence.known - borrowed_tokens, self.state.capacity.to_come(sequence))
 
     @cached_property
     def _capacity_blocks(self) -> int:
-        """What the peak of all that are alive has to fit into."""
+        """What all that are alive have to fit into."""
         return self.state.limits.total_blocks - self.state.unowned_blocks()
 
     def _awaits_its_prefix(self, sequence: Sequence, hit: Hit) -> bool:
@@ -222,13 +232,24 @@ class Draft:
         return Wait.BUDGET if share(gap, self) == 0 else None
 
     def _fits(self, sequence: Sequence, hit: Hit, newcomer: Growth) -> bool:
-        """Its known tokens fit now, and all together will fit at their peak. Alone it may start whatever the estimate
-        says.
+        """Its known tokens fit now, and all together will fit as the capacity reckons. Alone it may start whatever the
+        reckoning says.
         """
         if self._room.price(sequence, hit) > self._room.free:
             return False
-        size = self.state.limits.block_size
-        return not self._alive or peak_blocks(sorted([*self._ahead, newcomer]), size) <= self._capacity_blocks
+        if not self._alive:
+            return True
+        together = sorted([*self._ahead, newcomer])
+        need = self.state.capacity.need_blocks(together, self.state.limits.block_size)
+        return need <= self._capacity_blocks and (not sequence.is_protected or self._protects(sequence))
+
+    def _protects(self, newcomer: Sequence) -> bool:
+        """True if the whole lengths of all that must not be preempted any more fit the pool side by side, so that none
+        of them ever has to be.
+        """
+        blocks = self.state.limits.blocks
+        protected = (newcomer, *(sequence for sequence in self._alive if sequence.is_protected))
+        return sum(blocks(each.known + each.most_to_come - 1) for each in protected) <= self.state.limits.total_blocks
 
     def _may_pass(self, blocked: Sequence, newcomer: Growth) -> bool:
         """True if the blocked one starts no later with the newcomer in front: it will be gone by then, or there is
@@ -236,11 +257,11 @@ class Draft:
         """
         size, capacity = self.state.limits.block_size, self._capacity_blocks
         head = self._growth_after(blocked, self.state.books.hit_of(blocked))
-        start = earliest_start(self._ahead, head, size, capacity)
+        start = self.state.capacity.earliest_start(self._ahead, head, size, capacity)
         if newcomer.to_come < start:
             return True
         then = sorted([*survivors([*self._ahead, newcomer], start), head])
-        return peak_blocks(then, size) <= capacity
+        return self.state.capacity.need_blocks(then, size) <= capacity
 
     def _blame(self, sequences: list[Sequence], reason: Wait) -> None:
         for sequence in sequences:

@@ -50,7 +50,7 @@ class OutputEstimate:
         """Output tokens still to come, from 1 (every running sequence samples at least once more) to what
         `max_tokens` leaves.
         """
-        most = max(1, sequence.max_tokens - sequence.output_tokens)
+        most = sequence.most_to_come
         if sequence.runs_to_the_end:
             return most
         total = self._total_given(sequence.output_tokens)

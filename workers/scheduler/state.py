@@ -6,10 +6,11 @@ from collections import Counter
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from workers.scheduler.estimate import OutputEstimate
-from workers.scheduler.peak import Growth, growth, peak_blocks
+from workers.scheduler.capacity import Capacity, OverCommit
+from workers.scheduler.peak import Growth, growth
 from workers.scheduler.room import Books, Unshared
 from workers.scheduler.sequence import Sequence, SequenceKey
+from workers.scheduler.step_time import StepTime
 
 
 class Wait(StrEnum):
@@ -57,10 +58,11 @@ class Batch:
 
 @dataclass
 class SchedulerState:
-    """Everything a plan depends on besides the clock. `running` in order of start, `waiting` by rank."""
+    """Everything a plan depends on besides the clock. `running` in order of start, `waiting` by place."""
 
     limits: Limits
-    estimate: OutputEstimate = field(default_factory=OutputEstimate)
+    capacity: Capacity = field(default_factory=OverCommit)
+    step_time: StepTime = field(default_factory=StepTime)
     running: list[Sequence] = field(default_factory=list)
     waiting: list[Sequence] = field(default_factory=list)
     free_blocks: int = 0
@@ -72,7 +74,7 @@ class SchedulerState:
     def growth_of(self, sequence: Sequence) -> Growth:
         """What it borrows is not counted as its own."""
         own = sequence.known - sequence.borrowed_blocks * self.limits.block_size
-        return growth(own, self.estimate.remaining(sequence))
+        return growth(own, self.capacity.to_come(sequence))
 
     def unowned_blocks(self) -> int:
         """Held blocks that every running sequence which names them has borrowed: who brought them has ended."""
@@ -80,15 +82,15 @@ class SchedulerState:
         return self.limits.total_blocks - self.free_blocks - owned
 
     def credit_blocks(self) -> int:
-        """Blocks of new work that would pass the peak test now. What runs and what already waits here count in full;
-        the newcomer is taken to hold its whole price from the start, because a price does not say how it splits into
-        prompt and output.
+        """Blocks of new work that would pass the capacity's test now. What runs and what already waits here count in
+        full; the newcomer is taken to hold its whole price from the start, because a price does not say how it splits
+        into prompt and output.
         """
         if self.free_slots() == 0:
             return 0
         ahead = sorted(self.growth_of(sequence) for sequence in (*self.running, *self.waiting))
-        peak = peak_blocks(ahead, self.limits.block_size)
-        return max(0, self.limits.total_blocks - self.unowned_blocks() - peak)
+        need = self.capacity.need_blocks(ahead, self.limits.block_size)
+        return max(0, self.limits.total_blocks - self.unowned_blocks() - need)
 
     def free_slots(self) -> int:
         return max(0, self.limits.max_sequences - len(self.running) - len(self.waiting))
