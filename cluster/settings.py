@@ -54,9 +54,10 @@ class Settings(BaseModel):
         512, ge=16, le=1 << 20, description="Most tokens (prompt chunks + decodes) computed in one iteration."
     )
     max_sequences: int = Field(256, ge=1, le=65_536, description="Most requests in one iteration of one worker.")
-    policy: Literal["chunked", "continuous"] = Field(
+    policy: Literal["chunked", "continuous", "dynamic", "static"] = Field(
         "chunked",
-        description="How the engine composes iterations: chunked cuts long prompts into pieces, continuous never does.",
+        description="How the engine composes iterations: chunked cuts long prompts into pieces, continuous never does; "
+        "static and dynamic form padded batches (the baselines of docs/batching.md).",
     )
     attention: str = Field(
         "auto",

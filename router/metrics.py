@@ -147,6 +147,12 @@ class BoardCollector(Collector):
         yield self._totals("iterations", "Forward passes.", lambda load: load.iterations)
         yield self._totals("worker_prompt_tokens", "Prompt tokens computed.", lambda load: load.prompt_tokens_total)
         yield self._totals("worker_generation_tokens", "Tokens sampled.", lambda load: load.output_tokens_total)
+        yield self._totals("slot_steps", "Batch slots times forward passes.", lambda load: load.slot_steps_total)
+        yield self._totals(
+            "slot_steps_wasted", "Of these, the ones that advanced nobody.", lambda load: load.slot_steps_wasted_total
+        )
+        yield self._totals("rows", "Tokens computed, replays included.", lambda load: load.rows_total)
+        yield self._totals("padding_rows", "Tokens computed only to pad a batch.", lambda load: load.padding_rows_total)
         if self.census is not None:
             yield self._store_counts(self.census)
 

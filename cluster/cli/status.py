@@ -13,6 +13,7 @@ from cluster.state import ClusterState, StateFolder
 
 if TYPE_CHECKING:
     from cluster.board import Board
+    from headrace.frame import LoadReport
     from headrace.store.interface import BoardRow
 
 HELP = """
@@ -74,6 +75,10 @@ def _worker(row: BoardRow) -> dict[str, Any]:
         "prompt_tokens_total": load.prompt_tokens_total,
         "output_tokens_total": load.output_tokens_total,
         "preemptions_total": load.preemptions_total,
+        "slot_steps_total": load.slot_steps_total,
+        "slot_steps_wasted_total": load.slot_steps_wasted_total,
+        "rows_total": load.rows_total,
+        "padding_rows_total": load.padding_rows_total,
         "draining": load.draining,
         "numerics": load.numerics,
         "lease_left_ms": row.lease_left_ms,
@@ -104,6 +109,20 @@ def _show(state: ClusterState, board: Board) -> None:
         label = row.worker.partition("~")[0] + (" [yellow]draining[/yellow]" if load.draining else "")
         table.add_row(label, *map(str, cells), *measured)
     console.print(table)
+    if line := batching_line([row.load for row in board.workers]):
+        console.print(line)
+
+
+def batching_line(loads: list[LoadReport]) -> str:
+    """How much of what all workers computed since their start was anybody's; "" before the first pass."""
+    steps, wasted = sum(load.slot_steps_total for load in loads), sum(load.slot_steps_wasted_total for load in loads)
+    rows, padding = sum(load.rows_total for load in loads), sum(load.padding_rows_total for load in loads)
+    if not steps or not rows:
+        return ""
+    return (
+        f"batches: {wasted:,} of {steps:,} slot-steps wasted ({wasted / steps:.1%}), "
+        f"{padding:,} padding rows beside {rows:,} (utilisation {rows / (rows + padding):.1%})"
+    )
 
 
 def _duration(seconds: float) -> str:

@@ -14,7 +14,7 @@ def row(worker: str, **totals: int) -> BoardRow:
         iterations=7, prompt_tokens_total=0, output_tokens_total=0, preemptions_total=0, draining=False, model="m",
         weight_version="w", numerics="n", **totals,
     )  # fmt: skip
-    return BoardRow(worker, load, 1, 1_000)
+    return BoardRow(worker, load, "0-0", 1, 1_000)
 
 
 def test_slot_steps_rows_and_padding_are_shown_per_worker() -> None:
