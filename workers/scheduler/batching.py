@@ -6,9 +6,10 @@ Nothing of it is simulated. The rows that make a pass rectangular are in its pla
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from workers.scheduler.draft import Draft
+from workers.scheduler.room import Books, Hit
 from workers.scheduler.sequence import Sequence, SequenceKey
 from workers.scheduler.state import Limits, SchedulerState, StepPlan, Wait
 
@@ -16,6 +17,22 @@ MOST_SLOTS = 32
 """Most members of one batch, however many sequences the worker may run."""
 STATIC_WAIT_S = 0.5
 DYNAMIC_WAIT_S = 0.1
+
+
+@dataclass(frozen=True)
+class _WithoutTwins:
+    """The books less their advice to let another one compute a common prefix first: in a batch nobody comes later."""
+
+    books: Books
+
+    def hit_of(self, sequence: Sequence) -> Hit:
+        return replace(self.books.hit_of(sequence), frontier=None, pending=False)
+
+    def shared_ids(self, key: SequenceKey) -> tuple[int, ...]:
+        return self.books.shared_ids(key)
+
+    def references(self, block_id: int) -> int:
+        return self.books.references(block_id)
 
 
 class _Batching:
@@ -52,14 +69,14 @@ class _Batching:
     def _compute(self, state: SchedulerState, joining: list[Sequence], now: float) -> StepPlan:
         """One decode for each running member, whole prefills of the joining; the others are held back."""
         others = [sequence for sequence in state.waiting if sequence not in joining]
-        draft = Draft(replace(state, waiting=joining))
+        draft = Draft(replace(state, waiting=joining, books=_WithoutTwins(state.books)))
         draft.advance_decodes()
         draft.advance_prefills(_whole)
         draft.admit_waiting(_whole)
         draft.hold_back(others, Wait.BATCH)
         plan = draft.finished()
         slots = max(state.batch.slots if state.batch.members else 0, len(plan.work))
-        return replace(plan, slots=slots, padding=padding_of(plan, slots), held=self._held(others, now))
+        return replace(plan, slots=slots, padding=padding_of(plan, slots), held=plan.held | self._held(others, now))
 
     def _held(self, sequences: list[Sequence], now: float) -> frozenset[SequenceKey]:
         return frozenset(sequence.key for sequence in sequences if now - sequence.advanced_s < self._wait_s)
