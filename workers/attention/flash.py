@@ -33,7 +33,10 @@ class FlashAttention:
                 f"flash_attn needs a block size that is a multiple of {FLASH_ATTN_BLOCK}, not {spec.block_size}"
             )
         self._kernel = kernel
-        self._takes_used = "seqused_k" in inspect.signature(kernel).parameters
+        parameters = inspect.signature(kernel).parameters
+        if spec.softcap is not None and "softcap" not in parameters:
+            raise AttentionUnavailable(f"the installed {package} knows no soft cap")
+        self._takes_used = "seqused_k" in parameters
 
     def prepare(self, batch: PagedBatch) -> FlashPass:
         if self._takes_used:
@@ -61,7 +64,17 @@ class FlashPass:
     kernel: Callable[..., Tensor]
     key_lengths: dict[str, Tensor]
 
-    def attend(self, query: Tensor, key_cache: Tensor, value_cache: Tensor, *, scale: float) -> Tensor:
+    def attend(
+        self,
+        query: Tensor,
+        key_cache: Tensor,
+        value_cache: Tensor,
+        *,
+        scale: float,
+        window: int | None = None,
+        softcap: float | None = None,
+    ) -> Tensor:
+        features = {} if softcap is None else {"softcap": softcap}
         return self.kernel(
             q=query,
             k=key_cache,
@@ -71,6 +84,8 @@ class FlashPass:
             max_seqlen_k=max(self.batch.key_lens),
             softmax_scale=scale,
             causal=True,
+            window_size=(-1 if window is None else window - 1, 0),
             block_table=self.batch.block_table,
             **self.key_lengths,
+            **features,
         )

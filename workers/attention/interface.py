@@ -25,6 +25,10 @@ class AttentionSpec:
     head_dim: int
     block_size: int
     """Token slots per block."""
+    windows: tuple[int | None, ...] = (None,)
+    """The windows its calls will have, each once; None is the whole context."""
+    softcap: float | None = None
+    """The soft cap of every call."""
 
 
 @dataclass(frozen=True)
@@ -47,9 +51,22 @@ class PagedBatch:
 class AttentionPass(Protocol):
     """One pass, planned once and used by every layer."""
 
-    def attend(self, query: Tensor, key_cache: Tensor, value_cache: Tensor, *, scale: float) -> Tensor:
+    def attend(
+        self,
+        query: Tensor,
+        key_cache: Tensor,
+        value_cache: Tensor,
+        *,
+        scale: float,
+        window: int | None = None,
+        softcap: float | None = None,
+    ) -> Tensor:
         """`query` is `[rows, heads, head_dim]`, the caches `[num_blocks, block_size, kv_heads, head_dim]`; this pass's
-        keys and values are already in them. Returns `[rows, heads, head_dim]` in the query's dtype."""
+        keys and values are already in them. Returns `[rows, heads, head_dim]` in the query's dtype.
+
+        `window`: a row sees itself and the `window - 1` keys before it; None: all before it. `softcap`: a scaled score
+        s becomes softcap · tanh(s / softcap) before the mask. Both are among those of the spec.
+        """
         ...
 
 

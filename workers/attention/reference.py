@@ -29,7 +29,16 @@ class ReferencePass:
     batch: PagedBatch
     block_size: int
 
-    def attend(self, query: Tensor, key_cache: Tensor, value_cache: Tensor, *, scale: float) -> Tensor:
+    def attend(
+        self,
+        query: Tensor,
+        key_cache: Tensor,
+        value_cache: Tensor,
+        *,
+        scale: float,
+        window: int | None = None,
+        softcap: float | None = None,
+    ) -> Tensor:
         group = query.shape[1] // key_cache.shape[2]
         out = torch.empty_like(query)
         row = 0
@@ -39,9 +48,12 @@ class ReferencePass:
             keys = torch.stack([key_cache[block, offset] for block, offset in places]).float()
             values = torch.stack([value_cache[block, offset] for block, offset in places]).float()
             for i in range(num_rows):
-                seen = num_keys - num_rows + i + 1
+                end = num_keys - num_rows + i + 1
+                seen = slice(0 if window is None else max(0, end - window), end)
                 for head in range(query.shape[1]):
-                    scores = keys[:seen, head // group] @ query[row, head].float() * scale
-                    out[row, head] = (torch.softmax(scores, 0) @ values[:seen, head // group]).to(query.dtype)
+                    scores = keys[seen, head // group] @ query[row, head].float() * scale
+                    if softcap is not None:
+                        scores = softcap * torch.tanh(scores / softcap)
+                    out[row, head] = (torch.softmax(scores, 0) @ values[seen, head // group]).to(query.dtype)
                 row += 1
         return out

@@ -9,6 +9,8 @@ from workers.attention.interface import AttentionSpec, PagedAttention, PagedBatc
 from workers.attention.reference import ReferenceAttention
 
 QUERY_AND_KEY_LENS = ((1, 1), (1, 37), (1, 33), (5, 5), (7, 40), (1, 16))
+LONGEST_WINDOW = 4096
+"""Longer windows are tried at this length: the oracle is slow."""
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 3e-2, torch.float16: 5e-3}
 
 
@@ -37,9 +39,18 @@ def make_batch(lens: tuple[tuple[int, int], ...], spec: AttentionSpec, num_block
 
 
 def largest_difference(attention: PagedAttention, spec: AttentionSpec) -> float:
-    """The largest absolute difference from the oracle on random data of unit variance; NaN counts as infinite."""
-    num_blocks = 2 * sum(-(-keys // spec.block_size) for _, keys in QUERY_AND_KEY_LENS)
-    batch = make_batch(QUERY_AND_KEY_LENS, spec, num_blocks)
+    """The largest absolute difference from the oracle on random data of unit variance, over the windows and with the
+    soft cap that the spec names; NaN counts as infinite."""
+    return max(_difference(attention, spec, window) for window in spec.windows)
+
+
+def _difference(attention: PagedAttention, spec: AttentionSpec, window: int | None) -> float:
+    lens = QUERY_AND_KEY_LENS
+    if window is not None:
+        window = min(window, LONGEST_WINDOW)
+        lens += ((1, window), (1, window + 1), (1, window + 21), (6, window + 3), (3, window + 40))
+    num_blocks = 2 * sum(-(-keys // spec.block_size) for _, keys in lens)
+    batch = make_batch(lens, spec, num_blocks)
     generator = torch.Generator().manual_seed(1)
 
     def draw(*shape: int) -> Tensor:
@@ -48,8 +59,11 @@ def largest_difference(attention: PagedAttention, spec: AttentionSpec) -> float:
     query = draw(sum(batch.query_lens), spec.num_heads, spec.head_dim)
     cache = (num_blocks, spec.block_size, spec.num_kv_heads, spec.head_dim)
     keys, values = draw(*cache), draw(*cache)
-    scale = spec.head_dim**-0.5
-    got = attention.prepare(batch).attend(query, keys, values, scale=scale)
-    wanted = ReferenceAttention(spec).prepare(batch).attend(query, keys, values, scale=scale)
+    # Scores of half the cap's size: ordinary ones, near 1, would pass a cap of 50 almost unchanged.
+    scale = spec.head_dim**-0.5 * (1.0 if spec.softcap is None else spec.softcap / 2)
+    got, wanted = (
+        kind.prepare(batch).attend(query, keys, values, scale=scale, window=window, softcap=spec.softcap)
+        for kind in (attention, ReferenceAttention(spec))
+    )
     difference = (got.float() - wanted.float()).abs().max()
     return float(difference) if bool(torch.isfinite(difference)) else float("inf")

@@ -1,7 +1,7 @@
 """The bridge from transformers' attention interface to ours.
 
 transformers calls a registered function in every layer with that layer's query, key and value, and passes the model's
-extra keyword arguments through. The pass's plan and caches travel as one such argument, `paged`. No mask function is
+extra keyword arguments through. What computes a layer travels as one such argument, `paged`. No mask function is
 registered under the name, so transformers builds no mask (`masking_utils._preprocess_mask_arguments` returns early).
 """
 
@@ -16,6 +16,8 @@ from torch import Tensor, nn
 from workers.attention.interface import AttentionPass, write_kv
 
 IMPLEMENTATION_NAME = "headrace_paged"
+UNSUPPORTED = {"s_aux": "sinks (s_aux)", "position_bias": "a position bias"}
+"""Arguments of layers that change the result and that we do not compute."""
 
 
 class KvCaches(Protocol):
@@ -28,13 +30,47 @@ class KvCaches(Protocol):
     def values(self) -> Sequence[Tensor]: ...
 
 
+class LayerAttention(Protocol):
+    """Attention of one pass of a model, called once by each layer."""
+
+    def attend(
+        self,
+        layer: int,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        *,
+        scale: float,
+        window: int | None,
+        softcap: float | None,
+    ) -> Tensor:
+        """`query` is `[rows, heads, head_dim]`, key and value `[rows, kv_heads, head_dim]`. Returns the query's
+        shape."""
+        ...
+
+
 @dataclass(frozen=True)
 class PagedPass:
-    """What every layer of one pass needs beside its own query, key and value."""
+    """Writes each layer's keys and values into the paged cache, then attends over it."""
 
     attention: AttentionPass
     slots: Tensor
     caches: KvCaches
+
+    def attend(
+        self,
+        layer: int,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        *,
+        scale: float,
+        window: int | None,
+        softcap: float | None,
+    ) -> Tensor:
+        keys, values = self.caches.keys[layer], self.caches.values[layer]
+        write_kv(key, value, keys, values, self.slots)
+        return self.attention.attend(query, keys, values, scale=scale, window=window, softcap=softcap)
 
 
 def paged_attention(
@@ -45,21 +81,25 @@ def paged_attention(
     attention_mask: Tensor | None,
     *,
     scaling: float,
-    paged: PagedPass,
+    paged: LayerAttention,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
     **features: object,
 ) -> tuple[Tensor, None]:
     """Query, key and value are `[1, heads, rows, head_dim]`; returns `[1, rows, heads, head_dim]`.
 
-    Raises NotImplementedError for features that change the result and that we do not compute; the loader refuses the
-    models it knows to use them, this is the last line.
+    Raises NotImplementedError for features that change the result and that we do not compute; a probe at loading
+    turns it into a refusal (`workers.model.probe`).
     """
-    for name in ("softcap", "s_aux", "position_bias"):
+    for name in UNSUPPORTED:
         if features.get(name) is not None:
-            raise NotImplementedError(f"attention with {name} is not supported")
+            raise NotImplementedError(f"attention with {UNSUPPORTED[name]}")
+    if attention_mask is not None:
+        raise NotImplementedError("attention with a mask of the model's own")
     layer: int = module.layer_idx  # type: ignore[assignment]
-    keys, values = paged.caches.keys[layer], paged.caches.values[layer]
-    write_kv(key[0].transpose(0, 1), value[0].transpose(0, 1), keys, values, paged.slots)
-    out = paged.attention.attend(query[0].transpose(0, 1), keys, values, scale=scaling)
+    query, key, value = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
+    # transformers counts the row itself among a window's tokens, as we do; 0 and None both mean no window, no cap.
+    out = paged.attend(layer, query, key, value, scale=scaling, window=sliding_window or None, softcap=softcap or None)
     return out[None], None
 
 

@@ -27,6 +27,8 @@ class VarlenAttention:
             raise AttentionUnavailable(f"torch {torch.__version__} has no torch.nn.attention.varlen") from error
         if "block_table" not in inspect.signature(varlen_attn).parameters:
             raise AttentionUnavailable(f"the varlen attention of torch {torch.__version__} is not paged")
+        if spec.softcap is not None:
+            raise AttentionUnavailable(f"the varlen attention of torch {torch.__version__} knows no soft cap")
         self._kernel: Callable[..., Any] = varlen_attn
 
     def prepare(self, batch: PagedBatch) -> VarlenPass:
@@ -38,7 +40,18 @@ class VarlenPass:
     batch: PagedBatch
     kernel: Callable[..., Any]
 
-    def attend(self, query: Tensor, key_cache: Tensor, value_cache: Tensor, *, scale: float) -> Tensor:
+    def attend(
+        self,
+        query: Tensor,
+        key_cache: Tensor,
+        value_cache: Tensor,
+        *,
+        scale: float,
+        window: int | None = None,
+        softcap: float | None = None,
+    ) -> Tensor:
+        if softcap is not None:
+            raise NotImplementedError("torch's varlen attention knows no soft cap")
         return self.kernel(
             query,
             key_cache,
@@ -48,7 +61,7 @@ class VarlenPass:
             max(self.batch.query_lens),
             max(self.batch.key_lens),
             scale=scale,
-            window_size=(-1, 0),
+            window_size=(-1 if window is None else window - 1, 0),
             enable_gqa=query.shape[1] != key_cache.shape[2],
             seqused_k=self.batch.seqused_k,
             block_table=self.batch.block_table,

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -9,7 +12,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from workers.attention.cpu import CALL_COST_TOKENS, CpuAttention, group_by_length
+from workers.attention import softcap as softcap_module
+from workers.attention.cpu import CpuAttention
+from workers.attention.cpu_plan import CALL_COST_TOKENS, group_by_length
 from workers.attention.interface import AttentionSpec, PagedAttention, PagedBatch, write_kv
 from workers.attention.reference import ReferenceAttention
 from workers.attention.self_test import TOLERANCE, largest_difference, make_batch
@@ -17,19 +22,32 @@ from workers.attention.self_test import TOLERANCE, largest_difference, make_batc
 CPU = torch.device("cpu")
 
 
-def make_spec(heads: int = 4, kv_heads: int = 2, size: int = 16, dtype: torch.dtype = torch.float32) -> AttentionSpec:
-    return AttentionSpec(CPU, dtype, heads, kv_heads, head_dim=32, block_size=size)
+def make_spec(
+    heads: int = 4,
+    kv_heads: int = 2,
+    size: int = 16,
+    dtype: torch.dtype = torch.float32,
+    windows: tuple[int | None, ...] = (None,),
+    softcap: float | None = None,
+) -> AttentionSpec:
+    return AttentionSpec(CPU, dtype, heads, kv_heads, 32, size, windows, softcap)
 
 
 def draw(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
-def run(attention: PagedAttention, batch: PagedBatch, spec: AttentionSpec, num_blocks: int = 300) -> Tensor:
+def run(attention: PagedAttention, batch: PagedBatch, spec: AttentionSpec, num_blocks: int = 300) -> list[Tensor]:
+    """One result for each window of the spec, all from one prepared pass, as in a model that mixes layers."""
     cache = (num_blocks, spec.block_size, spec.num_kv_heads, spec.head_dim)
     query = draw(sum(batch.query_lens), spec.num_heads, spec.head_dim, seed=1).to(spec.dtype)
     keys, values = draw(*cache, seed=2).to(spec.dtype), draw(*cache, seed=3).to(spec.dtype)
-    return attention.prepare(batch).attend(query, keys, values, scale=spec.head_dim**-0.5)
+    prepared = attention.prepare(batch)
+    scale = spec.head_dim**-0.5
+    return [
+        prepared.attend(query, keys, values, scale=scale, window=window, softcap=spec.softcap)
+        for window in spec.windows
+    ]
 
 
 @pytest.mark.parametrize(("heads", "kv_heads"), [(4, 4), (6, 2), (3, 1)])
@@ -49,24 +67,49 @@ def test_the_reference_is_dense_causal_attention(heads: int, kv_heads: int) -> N
     torch.testing.assert_close(got, dense.transpose(0, 1)[6:], atol=1e-5, rtol=1e-5)
 
 
-@settings(max_examples=25, deadline=None)
+@pytest.mark.parametrize("window", [1, 4, 7])
+@pytest.mark.parametrize("softcap", [None, 1.5])
+def test_the_reference_is_dense_attention_within_a_window_and_under_a_cap(window: int, softcap: float | None) -> None:
+    spec = make_spec(6, 2, size=4)
+    batch = make_batch(((11, 11),), spec, 3)
+    query, key, value = draw(11, 6, 32, seed=1), draw(11, 2, 32, seed=2), draw(11, 2, 32, seed=3)
+    keys, values = torch.zeros(3, 4, 2, 32), torch.zeros(3, 4, 2, 32)
+    write_kv(key, value, keys, values, batch.slots)
+    got = ReferenceAttention(spec).prepare(batch).attend(query, keys, values, scale=0.4, window=window, softcap=softcap)
+    scores = torch.einsum("ihd,jhd->hij", query, key.repeat_interleave(3, 1)) * 0.4
+    if softcap is not None:
+        scores = softcap * torch.tanh(scores / softcap)
+    distance = torch.arange(11)[:, None] - torch.arange(11)
+    scores.masked_fill_((distance < 0) | (distance >= window), -torch.inf)
+    dense = torch.einsum("hij,jhd->ihd", scores.softmax(-1), value.repeat_interleave(3, 1))
+    torch.testing.assert_close(got, dense, atol=1e-5, rtol=1e-5)
+
+
+@settings(max_examples=40, deadline=None)
 @given(
     lens=st.lists(st.tuples(st.integers(1, 9), st.integers(0, 70)), min_size=1, max_size=7),
     heads=st.sampled_from([(4, 4), (6, 2), (3, 1)]),
     size=st.sampled_from([1, 4, 16]),
+    windows=st.lists(st.none() | st.integers(1, 80), min_size=1, max_size=3),
+    softcap=st.none() | st.floats(0.5, 20.0),
     seed=st.integers(0, 2**16),
 )
 def test_cpu_agrees_with_the_reference_on_any_ragged_batch(
-    lens: list[tuple[int, int]], heads: tuple[int, int], size: int, seed: int
+    lens: list[tuple[int, int]],
+    heads: tuple[int, int],
+    size: int,
+    windows: list[int | None],
+    softcap: float | None,
+    seed: int,
 ) -> None:
-    spec = make_spec(*heads, size=size)
+    spec = make_spec(*heads, size=size, windows=tuple(windows), softcap=softcap)
     batch = make_batch(tuple((rows, rows + before) for rows, before in lens), spec, num_blocks=600, seed=seed)
     got = run(CpuAttention(spec), batch, spec, num_blocks=600)
     torch.testing.assert_close(got, run(ReferenceAttention(spec), batch, spec, num_blocks=600), atol=1e-5, rtol=1e-5)
 
 
 def test_cpu_agrees_when_decodes_fall_into_several_groups() -> None:
-    spec = make_spec()
+    spec = make_spec(windows=(None, 1000, 20))
     lens = ((1, 1500), (1, 3), (1, 1490), (40, 90), (1, 5), (1, 700))
     batch = make_batch(lens, spec, 300)
     decodes = [s for s, (rows, _) in enumerate(lens) if rows == 1]
@@ -76,7 +119,7 @@ def test_cpu_agrees_when_decodes_fall_into_several_groups() -> None:
 
 
 def test_cpu_reads_adjacent_blocks_in_place_with_the_same_result() -> None:
-    spec = make_spec()
+    spec = make_spec(windows=(None, 10, 16, 17))
     scattered = make_batch(((1, 100), (7, 33)), spec, 300)
     adjacent = PagedBatch(
         scattered.query_lens,
@@ -99,37 +142,73 @@ def test_the_workspace_serves_a_small_pass_after_a_large_one() -> None:
         torch.testing.assert_close(got, run(ReferenceAttention(spec), batch, spec), atol=1e-5, rtol=1e-5)
 
 
-def test_slots_beyond_a_sequence_and_other_sequences_blocks_do_not_matter() -> None:
-    spec = make_spec()
+@pytest.mark.parametrize("softcap", [None, 2.0])
+@pytest.mark.parametrize("window", [None, 6])
+def test_what_a_row_does_not_see_does_not_matter(window: int | None, softcap: float | None) -> None:
+    """Other sequences' blocks, slots beyond a sequence's end, and keys that have left every row's window."""
+    spec = make_spec(windows=(window,), softcap=softcap)
     batch = make_batch(((1, 21), (1, 40), (3, 9)), spec, 20)
     query = draw(5, spec.num_heads, spec.head_dim)
     keys, values = draw(20, 16, 2, 32, seed=2), draw(20, 16, 2, 32, seed=3)
     used = torch.zeros(20, 16, dtype=torch.bool)
-    for table, length in zip(batch.block_table.tolist(), batch.key_lens, strict=True):
-        for position in range(length):
+    for table, rows, length in zip(batch.block_table.tolist(), batch.query_lens, batch.key_lens, strict=True):
+        for position in range(0 if window is None else max(0, length - rows + 1 - window), length):
             used[table[position // 16], position % 16] = True
-    before = CpuAttention(spec).prepare(batch).attend(query, keys, values, scale=0.2)
+
+    def attend() -> Tensor:
+        return CpuAttention(spec).prepare(batch).attend(query, keys, values, scale=0.2, window=window, softcap=softcap)
+
+    before = attend()
     keys[~used], values[~used] = 1e4, -1e4
-    after = CpuAttention(spec).prepare(batch).attend(query, keys, values, scale=0.2)
-    torch.testing.assert_close(after, before, atol=1e-6, rtol=1e-6)
+    torch.testing.assert_close(attend(), before, atol=1e-6, rtol=1e-6)
+
+
+def test_a_softcapped_chunk_is_the_same_in_any_number_of_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = make_spec(windows=(None, 30), softcap=3.0)
+    batch = make_batch(((40, 90), (1, 5)), spec, 300)
+    whole = run(CpuAttention(spec), batch, spec)
+    monkeypatch.setattr(softcap_module, "SCORES_PER_TILE", 4 * 90 * 7)
+    torch.testing.assert_close(run(CpuAttention(spec), batch, spec), whole, atol=1e-6, rtol=1e-6)
+
+
+Change = Callable[[dict[str, Any]], dict[str, Any]]
+
+
+class Changed(CpuAttention):
+    """Computes something else than it is asked for."""
+
+    def __init__(self, spec: AttentionSpec, change: Change) -> None:
+        super().__init__(spec)
+        self._change = change
+
+    def prepare(self, batch: PagedBatch) -> Any:
+        inner, change = super().prepare(batch), self._change
+
+        class Pass:
+            def attend(self, query: Tensor, keys: Tensor, values: Tensor, **asked: Any) -> Tensor:
+                return inner.attend(query, keys, values, **(asked | change(asked)))
+
+        return Pass()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_self_test_measures_a_real_difference(dtype: torch.dtype) -> None:
-    spec = make_spec(dtype=dtype)
+@pytest.mark.parametrize(
+    ("windows", "cap", "change"),
+    [
+        ((None,), None, lambda asked: {"scale": asked["scale"] * 1.5}),
+        ((None, 20), None, lambda asked: {"window": None}),
+        ((None, 20), None, lambda asked: {"window": asked["window"] and asked["window"] + 1}),
+        ((None,), 50.0, lambda asked: {"softcap": None}),
+        ((12,), 50.0, lambda asked: {"window": 11}),
+    ],
+    ids=["scale", "no window", "a window of one more", "no cap", "a window of one less"],
+)
+def test_the_self_test_measures_a_real_difference(
+    dtype: torch.dtype, windows: tuple[int | None, ...], cap: float | None, change: Change
+) -> None:
+    spec = make_spec(dtype=dtype, windows=windows, softcap=cap)
     assert largest_difference(CpuAttention(spec), spec) <= TOLERANCE[dtype]
-
-    class OffByOneScale(CpuAttention):
-        def prepare(self, batch: PagedBatch) -> object:  # type: ignore[override]
-            inner = super().prepare(batch)
-
-            class Wrong:
-                def attend(self, query: Tensor, keys: Tensor, values: Tensor, *, scale: float) -> Tensor:
-                    return inner.attend(query, keys, values, scale=scale * 1.5)
-
-            return Wrong()
-
-    assert largest_difference(OffByOneScale(spec), spec) > TOLERANCE[dtype]
+    assert largest_difference(Changed(spec, change), spec) > TOLERANCE[dtype]
 
 
 @given(st.lists(st.integers(1, 5_000), max_size=40))

@@ -45,7 +45,7 @@ def test_auto_passes_over_an_implementation_that_computes_wrongly(monkeypatch: p
     from workers.attention import cpu
 
     class Zeros:
-        def attend(self, query: torch.Tensor, *_: torch.Tensor, scale: float) -> torch.Tensor:
+        def attend(self, query: torch.Tensor, *_: torch.Tensor, **asked: object) -> torch.Tensor:
             return torch.zeros_like(query)
 
     def prepare(self: cpu.CpuAttention, batch: PagedBatch) -> Zeros:
