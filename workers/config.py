@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 DTYPES = ("auto", "float32", "bfloat16")
 
-ATTENTIONS = ("auto", "flash", "varlen", "cpu", "reference")
+ATTENTIONS = ("auto", "flash", "varlen", "cpu", "invariant", "reference")
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,12 @@ class EngineConfig:
     max_sequences: int = 256
     """Most requests in one iteration."""
     policy: str = "chunked"
+    capacity: str = "over-commit"
+    itl_target_s: float | None = None
+    """Inter-token latency that running requests shall keep; None: only `chunk_tokens` bounds a step."""
     attention: str = "auto"
+    row_invariant: bool = False
+    """A row gets the same bits alone, in any batch, at any chunk border. CPU only."""
     threads: int = 0
     """CPU threads of this worker; 0 = all it can see."""
     kv_bytes: int = 1 << 30

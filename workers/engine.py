@@ -28,8 +28,10 @@ from workers.load import NOTHING_SEEN, load_report
 from workers.mailbox import Add, Cancel, Drain, Forget, Mailbox, Reset, Seen
 from workers.model.interface import Computed, ModelRunner, Sampled, SequenceSlice
 from workers.roster import Roster
+from workers.scheduler.capacity import make_capacity
 from workers.scheduler.policy import make_policy
 from workers.scheduler.state import Limits, StepPlan
+from workers.scheduler.step_time import StepTime
 from workers.step_statistics import StepStatistics
 
 if TYPE_CHECKING:
@@ -54,7 +56,9 @@ class Engine:
         config: EngineConfig,
         tokenizer: Tokenizer | None,
         clock: Callable[[], float] = time.monotonic,
+        step_time: StepTime | None = None,
     ) -> None:
+        """`step_time`: what the warm-up has measured; None: it is learned from the first passes."""
         self._runner = runner
         self._tokenizer = tokenizer
         self._clock = clock
@@ -62,6 +66,9 @@ class Engine:
         self._limits = Limits(config.chunk_tokens, config.max_sequences, runner.num_blocks, config.block_size)
         self._bounds = bounds_of(runner.shape, config.max_context)
         self._roster = Roster(self._limits)
+        self._roster.state.capacity = make_capacity(config.capacity)
+        self._roster.state.itl_s = config.itl_target_s
+        self._roster.state.step_time = step_time or StepTime()
         self._mailbox = Mailbox(clock)
         self._statistics = StepStatistics()
         self._ranks = itertools.count()
@@ -89,7 +96,7 @@ class Engine:
         if plan.work:
             self._statistics.batch.record(plan, len(self._roster.state.running))
             self._accept(plan, self._forward(plan))
-            self._statistics.record(self._clock() - began_s, sum(len(part.token_ids) for part in self._parts))
+            self._measure(plan, self._clock() - began_s)
         if not (news or plan.work or self._parts):
             return None
         return self._publish(plan, resets)
@@ -152,6 +159,11 @@ class Engine:
         self._device_faults = 0
         return results[: len(slices)]
 
+    def _measure(self, plan: StepPlan, step_s: float) -> None:
+        self._statistics.record(step_s, sum(len(part.token_ids) for part in self._parts))
+        if self._device_faults == 0:
+            self._roster.state.step_time.measured(plan.features, step_s)
+
     def _padding(self, plan: StepPlan) -> tuple[SequenceSlice, ...]:
         scratch, size = self._runner.scratch_block, self._limits.block_size
         return tuple(SequenceSlice((0,) * rows, 0, (scratch,) * -(-rows // size), None) for rows in plan.padding)
@@ -171,6 +183,7 @@ class Engine:
             if fault := self._take_token(generation, sampled):
                 self._end_request(work.key.request_id, FinishReason.FAILED, fault)
             elif generation.finish is None:
+                self._roster.sampled(generation.sequence, now)
                 self._parts.append(generation.part())
             else:
                 self._end(generation, generation.finish)

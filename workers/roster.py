@@ -11,6 +11,7 @@ from workers.kv.ledger import LedgerDrift, Reason
 from workers.kv.pool import BlockPool
 from workers.kv.tables import BlockTables
 from workers.model.interface import SequenceSlice
+from workers.scheduler.pace import next_due_s
 from workers.scheduler.sequence import Sequence, SequenceKey
 from workers.scheduler.state import Limits, SchedulerState, StepPlan, Work
 
@@ -94,6 +95,11 @@ class Roster:
             if sequence.known > sequence.held_blocks * self.tables.block_size:
                 self._take(sequence, Reason.GROW)
             sequence.advanced_iteration = iteration
+
+    def sampled(self, sequence: Sequence, now: float) -> None:
+        """It got its next token and runs on."""
+        if self.state.itl_s is not None:
+            sequence.due_s = next_due_s(sequence.due_s, now, self.state.itl_s)
 
     def slice_for(self, work: Work) -> SequenceSlice:
         return self[work.key].slice_for(work, self.tables.block_ids(work.key))

@@ -7,9 +7,10 @@ and sequences are only read.
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from functools import cached_property
 
+from workers.scheduler.pace import prefill_tokens
 from workers.scheduler.peak import Growth, growth, survivors
 from workers.scheduler.room import Hit, Room
 from workers.scheduler.sequence import Sequence, SequenceKey
@@ -38,7 +39,7 @@ class Draft:
         self._preempted: list[Sequence] = []
         self._unfit: list[Unfit] = []
         self._reasons: dict[SequenceKey, Wait] = {}
-        self._frontiers: set[Hashable] = set()
+        self._frontiers: set[bytes] = set()
         """Blocks that the admitted are going to compute first."""
 
     def advance_decodes(self) -> None:
@@ -51,6 +52,23 @@ class Draft:
                 break
             if self._is_alive(sequence) and self._make_room(sequence):
                 self._compute(sequence, sequence.computed, 1)
+
+    def keep_pace(self, now: float) -> None:
+        """Leaves as many tokens to prefills as the decodes planned so far have time for, where they have due times."""
+        due = [s.due_s for s in self._alive if s.due_s is not None and s.key in self._work]
+        if not due:
+            return
+        starts = [sequence.computed for sequence in self._alive if sequence.gap > 1]
+        starts += [self.state.books.hit_of(sequence).tokens for sequence in self.state.waiting[:1]]
+        self.tokens_left = prefill_tokens(
+            self.state.step_time,
+            [(work.start, work.count) for work in self._work.values()],
+            min(due),
+            now,
+            start=max(starts, default=0),
+            cap=self.state.limits.chunk_tokens,
+            most=self.tokens_left,
+        )
 
     def advance_prefills(self, share: Share) -> None:
         """Running sequences with a longer gap go on, first come first. Their blocks were all taken when they were

@@ -29,10 +29,12 @@ Share = Callable[[int, Draft], int]
 """How many of a prefill's uncomputed tokens (the first argument) the draft's step computes; 0: none now."""
 
 
-def _decodes_first(state: SchedulerState, share: Share) -> StepPlan:
-    """Decodes, then the prefills that run, then those that wait, each with its share of what is left."""
+def _decodes_first(state: SchedulerState, now: float, share: Share) -> StepPlan:
+    """Decodes, then the prefills that run, then those that wait, each with its share of what the decodes have time
+    for."""
     draft = Draft(state)
     draft.advance_decodes()
+    draft.keep_pace(now)
     draft.advance_prefills(share)
     draft.admit_waiting(share)
     return draft.finished()
@@ -44,7 +46,7 @@ class Chunked:
     """
 
     def plan(self, state: SchedulerState, now: float) -> StepPlan:
-        return _decodes_first(state, self._share)
+        return _decodes_first(state, now, self._share)
 
     @staticmethod
     def _share(gap: int, draft: Draft) -> int:
@@ -57,7 +59,7 @@ class Continuous:
     """
 
     def plan(self, state: SchedulerState, now: float) -> StepPlan:
-        return _decodes_first(state, self._share)
+        return _decodes_first(state, now, self._share)
 
     @staticmethod
     def _share(gap: int, draft: Draft) -> int:

@@ -48,6 +48,8 @@ class Sequence:
     """0 until it has run here."""
     overtaken: int = 0
     """How many of those behind it were started while it waited."""
+    due_s: float | None = None
+    """Clock time at which its next token is due; None before its first one and where no pace is to be kept."""
     preempted_in_a_row: int = 0
     """How often it lost its blocks since it last sampled a token."""
 

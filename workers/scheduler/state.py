@@ -10,7 +10,7 @@ from workers.scheduler.capacity import Capacity, OverCommit
 from workers.scheduler.peak import Growth, growth
 from workers.scheduler.room import Books, Unshared
 from workers.scheduler.sequence import Sequence, SequenceKey
-from workers.scheduler.step_time import StepTime
+from workers.scheduler.step_time import Features, StepTime, pass_of
 
 
 class Wait(StrEnum):
@@ -63,6 +63,8 @@ class SchedulerState:
     limits: Limits
     capacity: Capacity = field(default_factory=OverCommit)
     step_time: StepTime = field(default_factory=StepTime)
+    itl_s: float | None = None
+    """Inter-token latency that running sequences shall keep; None: the static cap alone bounds a step."""
     running: list[Sequence] = field(default_factory=list)
     waiting: list[Sequence] = field(default_factory=list)
     free_blocks: int = 0
@@ -137,6 +139,11 @@ class StepPlan:
     @property
     def tokens(self) -> int:
         return sum(work.count for work in self.work)
+
+    @property
+    def features(self) -> Features:
+        """What the pass consists of, to the step-time model."""
+        return pass_of([*((work.start, work.count) for work in self.work), *((0, rows) for rows in self.padding)])
 
 
 def count_reasons(reasons: dict[SequenceKey, Wait]) -> tuple[tuple[str, int], ...]:
