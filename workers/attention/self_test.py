@@ -45,7 +45,7 @@ def largest_difference(attention: PagedAttention, spec: AttentionSpec) -> float:
 
 
 def _difference(attention: PagedAttention, spec: AttentionSpec, window: int | None) -> float:
-    lens = QUERY_AND_KEY_LENS
+    lens: tuple[tuple[int, int], ...] = QUERY_AND_KEY_LENS
     if window is not None:
         window = min(window, LONGEST_WINDOW)
         lens += ((1, window), (1, window + 1), (1, window + 21), (6, window + 3), (3, window + 40))
