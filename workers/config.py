@@ -36,5 +36,7 @@ class EngineConfig:
     """CPU threads of this worker; 0 = all it can see."""
     kv_bytes: int = 1 << 30
     """KV memory on the CPU when `num_blocks` is None."""
+    prefix_cache: bool = True
+    """Whether KV outlives its request, to be found by others of the same tenant with the same beginning."""
     memory_fraction: float = 0.9
     """Share of a GPU's memory for weights + KV."""

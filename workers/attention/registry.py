@@ -15,6 +15,7 @@ IMPLEMENTATIONS = {
     "flash": "workers.attention.flash:FlashAttention",
     "varlen": "workers.attention.varlen:VarlenAttention",
     "cpu": "workers.attention.cpu:CpuAttention",
+    "invariant": "workers.attention.invariant:InvariantAttention",
     "reference": "workers.attention.reference:ReferenceAttention",
 }
 """In order of speed: `auto` takes the first that runs here and agrees with the reference."""

@@ -35,11 +35,13 @@ def weight_version(folder: Path) -> str:
     return digest.hexdigest()
 
 
-def numerics_fingerprint(device: torch.device, dtype: torch.dtype, attention: str) -> str:
+def numerics_fingerprint(
+    device: torch.device, dtype: torch.dtype, attention: str, *, row_invariant: bool = False
+) -> str:
     """Kernels, instruction set, threads and number format; workers with equal ones compute equal bits from equal
-    batches.
+    batches, and row-invariant ones from any.
     """
-    kind = str(dtype).removeprefix("torch.")
+    kind = str(dtype).removeprefix("torch.") + ("/row-invariant" if row_invariant else "")
     if device.type == "cuda":
         chip = torch.cuda.get_device_name(device).replace(" ", "-")
         return f"torch-{torch.__version__}/{chip}/{kind}/{attention}"
