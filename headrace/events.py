@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from headrace.frame import FinishReason
+from headrace.logprobs import TokenLogprob
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,16 @@ class Delta:
     first_index: int
     token_ids: tuple[int, ...]
     text: str
+    logprobs: tuple[TokenLogprob, ...] = ()
+    """One for each of `token_ids` where they were asked for, else none."""
+
+
+@dataclass(frozen=True)
+class PromptLogprobs:
+    """Of every prompt token; comes once, before the first delta, where it was asked for."""
+
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprob, ...]
 
 
 @dataclass(frozen=True)
@@ -36,4 +47,4 @@ class Finished:
     detail: str = ""
 
 
-Event = Accepted | Delta | Finished
+Event = Accepted | PromptLogprobs | Delta | Finished

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 NO_LOGPROB = math.nan
-"""Of the first prompt token, which nothing precedes."""
+"""Of the first prompt token, which nothing precedes, and of tokens whose worker told none."""
 
 
 @dataclass(frozen=True)
@@ -20,3 +20,7 @@ class TokenLogprob:
     """1 for the likeliest id; 0 where there is no logprob."""
     top: tuple[tuple[int, float], ...] = ()
     """(id, logprob) of the likeliest ids, the likeliest first, ties to the lower id; as many as asked for."""
+
+
+UNTOLD = TokenLogprob(NO_LOGPROB, 0)
+"""Stands for a token of which no log probability is known."""

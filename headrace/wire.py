@@ -18,8 +18,9 @@ from google.protobuf.message import Message
 from headrace import errors
 from headrace.chat_template import check_messages
 from headrace.errors import HeadraceError, InvalidRequest
-from headrace.events import Accepted, Delta, Event, Finished
+from headrace.events import Accepted, Delta, Event, Finished, PromptLogprobs
 from headrace.frame import FinishReason
+from headrace.logprobs import UNTOLD, TokenLogprob
 from headrace.sampling import SamplingParams
 from headrace.unicode import require_unicode
 from headrace.v1 import inference_pb2 as pb
@@ -192,9 +193,16 @@ def event_to_proto(event: Event) -> pb.GenerateEvent:
     if isinstance(event, Delta):
         return pb.GenerateEvent(
             delta=pb.Delta(
-                choice=event.choice, first_index=event.first_index, token_ids=event.token_ids, text=event.text
+                choice=event.choice,
+                first_index=event.first_index,
+                token_ids=event.token_ids,
+                text=event.text,
+                logprobs=map(_logprob_to_proto, event.logprobs),
             )
         )
+    if isinstance(event, PromptLogprobs):
+        told = map(_logprob_to_proto, event.logprobs)
+        return pb.GenerateEvent(prompt_logprobs=pb.PromptLogprobs(token_ids=event.token_ids, logprobs=told))
     if isinstance(event, Accepted):
         return pb.GenerateEvent(accepted=pb.Accepted(request_id=event.request_id, prompt_tokens=event.prompt_tokens))
     return pb.GenerateEvent(
@@ -213,7 +221,11 @@ def event_from_proto(message: pb.GenerateEvent) -> Event | None:
     kind = message.WhichOneof("event")
     if kind == "delta":
         delta = message.delta
-        return Delta(delta.choice, delta.first_index, tuple(delta.token_ids), delta.text)
+        logprobs = tuple(map(_logprob_from_proto, delta.logprobs))
+        return Delta(delta.choice, delta.first_index, tuple(delta.token_ids), delta.text, logprobs)
+    if kind == "prompt_logprobs":
+        prompt = message.prompt_logprobs
+        return PromptLogprobs(tuple(prompt.token_ids), tuple(map(_logprob_from_proto, prompt.logprobs)))
     if kind == "accepted":
         return Accepted(message.accepted.request_id, message.accepted.prompt_tokens)
     if kind != "finished":
@@ -222,6 +234,20 @@ def event_from_proto(message: pb.GenerateEvent) -> Event | None:
     reason = _REASON_OF.get(end.reason)
     detail = end.detail if reason else end.detail or f"ended for a reason this client does not know ({end.reason})"
     return Finished(end.choice, reason or FinishReason.FAILED, end.prompt_tokens, end.completion_tokens, detail)
+
+
+def _logprob_to_proto(told: TokenLogprob) -> pb.TokenLogprob:
+    if told.rank == 0:
+        return pb.TokenLogprob()
+    ids, logprobs = zip(*told.top, strict=True) if told.top else ((), ())
+    return pb.TokenLogprob(logprob=told.logprob, rank=told.rank, top_token_ids=ids, top_logprobs=logprobs)
+
+
+def _logprob_from_proto(message: pb.TokenLogprob) -> TokenLogprob:
+    if not message.HasField("logprob"):
+        return UNTOLD
+    top = zip(message.top_token_ids, message.top_logprobs, strict=False)
+    return TokenLogprob(message.logprob, message.rank, tuple(top))
 
 
 @dataclass(frozen=True)

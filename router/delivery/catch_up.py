@@ -6,6 +6,7 @@ from typing import TypeVar
 
 from headrace.errors import Moved, RequestFailed
 from headrace.frame import FinishReason
+from headrace.logprobs import TokenLogprob
 from headrace.store.interface import RequestStatus, State, Store
 from router.delivery.stream import RequestStream
 
@@ -44,6 +45,10 @@ async def catch_up(store: Store, router: str, stream: RequestStream) -> None:
 
 
 async def _read_journals(store: Store, stream: RequestStream, status: RequestStatus) -> None:
+    if stream.scored_prompt:
+        if _at(status.journal_lengths, 0, 0) == 0 and _finish(status, 0) is None:
+            return
+        stream.tell_prompt(await store.prompt_logprobs(stream.request_id, len(stream.scored_prompt)))
     for progress in stream.choices:
         if progress.finished:
             continue
@@ -51,7 +56,12 @@ async def _read_journals(store: Store, stream: RequestStream, status: RequestSta
         start = progress.next_index
         if length > start:
             tokens = await store.journal(stream.request_id, progress.choice, start)
-            stream.feed(progress.choice, start, tokens, None, "")
+            logprobs: tuple[TokenLogprob, ...] = ()
+            if progress.tops is not None:
+                # Read after the tokens, so that there are no fewer of them.
+                found = store.logprobs(stream.request_id, progress.choice, start, len(tokens), progress.tops)
+                logprobs = await found
+            stream.feed(progress.choice, start, tokens, None, "", logprobs)
         finish = _finish(status, progress.choice)
         if finish is not None and progress.next_index >= length:
             stream.feed(progress.choice, progress.next_index, (), finish, status.detail)

@@ -15,10 +15,12 @@ from collections.abc import Callable, Coroutine, Iterator
 from headrace.errors import HeadraceError, Moved
 from headrace.events import Delta, Finished
 from headrace.frame import FinishReason
+from headrace.ranking import measured_logprobs
 from headrace.request import Request
 from headrace.store.interface import DeliveryEntry, DeliveryPart, Store, Swept
 from headrace.text_stream import TextStream
 from headrace.tokenizer import Tokenizer
+from router.delivery.best_of import BestOf
 from router.delivery.catch_up import catch_up
 from router.delivery.membership import Membership
 from router.delivery.progress import ChoiceProgress
@@ -101,9 +103,12 @@ class Delivery:
         the error that broke it, if any.
         """
         prompt_tokens = len(request.prompt_token_ids)
+        tops = measured_logprobs(request)
         choices = tuple(
-            ChoiceProgress(i, prompt_tokens, TextStream(self._tokenizer, request.sampling)) for i in range(request.n)
+            ChoiceProgress(i, prompt_tokens, TextStream(self._tokenizer, request.sampling), tops)
+            for i in range(request.n)
         )
+        shows_logprobs = request.sampling.logprobs is not None
         stream = RequestStream(
             request.id,
             request.tenant,
@@ -112,6 +117,8 @@ class Delivery:
             observe=observe,
             on_unfinished=on_unfinished,
             clock=self._clock,
+            scored_prompt=() if request.sampling.prompt_logprobs is None else request.prompt_token_ids,
+            best_of=BestOf(request.n, request.best, shows_logprobs=shows_logprobs) if request.best else None,
         )
         self._streams[request.id] = stream
         self.idle.clear()
@@ -173,7 +180,7 @@ class Delivery:
 
     def _feed(self, stream: RequestStream, part: DeliveryPart) -> None:
         finish = FinishReason(part.finish) if part.finish else None
-        if stream.feed(part.choice, part.first_index, part.token_ids, finish, part.detail) is None:
+        if not stream.feed(part.choice, part.first_index, part.token_ids, finish, part.detail, part.logprobs):
             self._catch_up_soon(stream)
 
     @contextlib.contextmanager

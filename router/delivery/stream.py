@@ -12,8 +12,10 @@ from dataclasses import replace
 from types import TracebackType
 
 from headrace.errors import HeadraceError
-from headrace.events import Accepted, Delta, Event, Finished
+from headrace.events import Accepted, Delta, Event, Finished, PromptLogprobs
 from headrace.frame import FinishReason
+from headrace.logprobs import TokenLogprob
+from router.delivery.best_of import BestOf
 from router.delivery.progress import ChoiceProgress
 
 FIRST_OWNER_EPOCH = 1
@@ -21,7 +23,8 @@ FIRST_OWNER_EPOCH = 1
 
 
 class RequestStream:
-    """Async iterator of events: `Accepted`, then per choice `Delta`s and one `Finished`; a break raises HeadraceError.
+    """Async iterator of events: `Accepted`, then `PromptLogprobs` where asked for, then per choice `Delta`s and one
+    `Finished`; a break raises HeadraceError.
 
     Use it as an async context manager: leaving before the end means that the client went, which cancels the request.
     One reader at a time.
@@ -37,7 +40,12 @@ class RequestStream:
         observe: Callable[[tuple[Delta | Finished, ...]], None],
         on_unfinished: Callable[[HeadraceError | None], None],
         clock: Callable[[], float],
+        scored_prompt: tuple[int, ...] = (),
+        best_of: BestOf | None = None,
     ) -> None:
+        """`scored_prompt`: the prompt's ids where its log probabilities are asked for. `best_of` holds all choices
+        back; without it they are shown as they come.
+        """
         self.request_id = request_id
         self.tenant = tenant
         self.choices = choices
@@ -47,12 +55,16 @@ class RequestStream:
         """The store has answered; before that nothing is known to be missing."""
         self.behind = False
         """A hole was seen since the last look into the journal."""
+        self.scored_prompt = scored_prompt
+        """Empty once its log probabilities are told. Until then no output is: they stand in the store alone, with the
+        first token of choice 0, and come before every delta."""
         self.last_news_s = clock()
         self.last_looked_s = 0.0
         self._on_leave = on_leave
         self._observe = observe
         self._on_unfinished = on_unfinished
         self._clock = clock
+        self._best_of = best_of
         self._events: list[Event] = []
         self._error: HeadraceError | None = None
         self._ready = asyncio.Event()
@@ -78,21 +90,42 @@ class RequestStream:
         self._events.insert(0, Accepted(self.request_id, prompt_tokens))
         self._wake()
 
+    def tell_prompt(self, logprobs: tuple[TokenLogprob, ...]) -> None:
+        """Once, before any delta; () where no worker told them: then output goes on without."""
+        if self.scored_prompt and logprobs:
+            self._events.append(PromptLogprobs(self.scored_prompt, logprobs))
+            self._wake()
+        self.scored_prompt = ()
+
     def feed(
-        self, choice: int, first_index: int, token_ids: tuple[int, ...], finish: FinishReason | None, detail: str
-    ) -> tuple[Delta | Finished, ...] | None:
-        """Takes one part; returns its new events, or None when tokens before it are missing."""
+        self,
+        choice: int,
+        first_index: int,
+        token_ids: tuple[int, ...],
+        finish: FinishReason | None,
+        detail: str,
+        logprobs: tuple[TokenLogprob, ...] = (),
+    ) -> bool:
+        """Takes one part. False when something before it is missing: the journal has to be read."""
         self.last_news_s = self._clock()
         if self._error is not None or not 0 <= choice < len(self.choices):
-            return ()
-        events = self.choices[choice].take(first_index, token_ids, finish, detail)
+            return True
+        if self.scored_prompt and choice != 0:
+            return True  # read from the journal once choice 0 has brought the prompt's
+        events = (
+            None if self.scored_prompt else self.choices[choice].take(first_index, token_ids, finish, detail, logprobs)
+        )
         if events is None:
             self.behind = True
-        elif events:
+            return False
+        self._show(events if self._best_of is None else self._best_of.take(events))
+        return True
+
+    def _show(self, events: tuple[Delta | Finished, ...]) -> None:
+        if events:
             self._observe(events)
             for event in events:
                 self._append(event)
-        return events
 
     def break_with(self, error: HeadraceError) -> None:
         """Ends the stream with an error after what already waits. The first error stands."""
@@ -114,7 +147,10 @@ class RequestStream:
                 waiting = self._events[i]
                 if isinstance(waiting, Delta) and waiting.choice == event.choice:
                     self._events[i] = replace(
-                        waiting, token_ids=waiting.token_ids + event.token_ids, text=waiting.text + event.text
+                        waiting,
+                        token_ids=waiting.token_ids + event.token_ids,
+                        text=waiting.text + event.text,
+                        logprobs=waiting.logprobs + event.logprobs,
                     )
                     return
         self._events.append(event)

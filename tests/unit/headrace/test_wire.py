@@ -14,16 +14,28 @@ from hypothesis import strategies as st
 
 from headrace import errors, wire
 from headrace.errors import InvalidRequest
-from headrace.events import Accepted, Delta, Event, Finished
+from headrace.events import Accepted, Delta, Event, Finished, PromptLogprobs
 from headrace.frame import FinishReason
+from headrace.logprobs import UNTOLD, TokenLogprob
 from headrace.sampling import SamplingParams
 from headrace.v1 import inference_pb2 as pb
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]))
 U32 = st.integers(0, 2**32 - 1)
+LOGPROBS = st.lists(
+    st.just(UNTOLD)
+    | st.builds(
+        TokenLogprob,
+        st.floats(-100, 0),
+        st.integers(1, 2**32 - 1),
+        st.lists(st.tuples(U32, st.floats(-100, 0)), max_size=3).map(tuple),
+    ),
+    max_size=4,
+).map(tuple)
 EVENTS = (
     st.builds(Accepted, TEXT, U32)
-    | st.builds(Delta, U32, U32, st.lists(U32).map(tuple), TEXT)
+    | st.builds(Delta, U32, U32, st.lists(U32).map(tuple), TEXT, LOGPROBS)
+    | st.builds(PromptLogprobs, st.lists(U32).map(tuple), LOGPROBS)
     | st.builds(Finished, U32, st.sampled_from(FinishReason), U32, U32, TEXT)
 )
 SAMPLING = st.fixed_dictionaries(
@@ -123,7 +135,7 @@ def test_bounds_are_named(sampling: pb.SamplingParams, field: str) -> None:
 
 def test_events_of_a_newer_server_do_no_harm() -> None:
     assert wire.event_from_proto(pb.GenerateEvent()) is None
-    assert wire.event_from_proto(pb.GenerateEvent(prompt_logprobs=pb.PromptLogprobs(token_ids=[5]))) is None
+    assert wire.event_from_proto(pb.GenerateEvent.FromString(bytes.fromhex("4a0108"))) is None, "an event number 9"
     unknown = pb.GenerateEvent.FromString(bytes.fromhex("1a021063"))  # finished { reason: 99 }
     event = wire.event_from_proto(unknown)
     assert isinstance(event, Finished)

@@ -161,10 +161,11 @@ async def test_leaving_is_told_exactly_once() -> None:
 
 def test_a_hole_is_remembered_until_the_journal_was_read() -> None:
     stream = _stream()
-    assert stream.feed(0, 2, (2,), None, "") is None
+    assert not stream.feed(0, 2, (2,), None, "")
     assert stream.behind
 
 
 def test_a_part_of_a_choice_that_was_not_asked_for_is_dropped() -> None:
     stream = _stream()
-    assert stream.feed(3, 0, (0,), None, "") == ()
+    assert stream.feed(3, 0, (0,), None, "")
+    assert not stream.behind
