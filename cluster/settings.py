@@ -59,6 +59,17 @@ class Settings(BaseModel):
         description="How the engine composes iterations: chunked cuts long prompts into pieces, continuous never does; "
         "static and dynamic form padded batches (the baselines of docs/batching.md).",
     )
+    capacity: Literal["over-commit", "no-evict"] = Field(
+        "over-commit",
+        description="Who may hold KV memory: over-commit by estimated output lengths, or no-evict: kept to the end.",
+    )
+    itl_ms: int | None = Field(
+        None,
+        ge=1,
+        le=600_000,
+        description="Inter-token latency in ms that running requests shall keep: prompt chunks shrink to fit; unset: "
+        "only --chunk-tokens bounds them.",
+    )
     attention: str = Field(
         "auto",
         min_length=1,
@@ -137,6 +148,8 @@ class Settings(BaseModel):
             chunk_tokens=self.chunk_tokens,
             max_sequences=self.max_sequences,
             policy=self.policy,
+            capacity=self.capacity,
+            itl_target_s=None if self.itl_ms is None else self.itl_ms / 1_000,
             attention=self.attention,
             threads=threads,
             kv_bytes=self.kv_mib << 20,

@@ -60,6 +60,8 @@ def up(
     chunk_tokens: Annotated[int | None, _option("chunk_tokens")] = None,
     max_sequences: Annotated[int | None, _option("max_sequences")] = None,
     policy: Annotated[str | None, _option("policy")] = None,
+    capacity: Annotated[str | None, _option("capacity")] = None,
+    itl_ms: Annotated[int | None, _option("itl_ms")] = None,
     attention: Annotated[str | None, _option("attention")] = None,
     threads: Annotated[int | None, _option("threads")] = None,
     gpu_memory: Annotated[float | None, _option("gpu_memory")] = None,

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 import pytest
 
 from cluster.environment import cache_folder, state_folder
 from cluster.errors import OperatorError
 from cluster.settings import Settings, describe
+from workers.scheduler.capacity import capacity_names
 
 
 def test_flags_win_over_the_environment_and_unset_flags_do_not() -> None:
@@ -27,6 +30,8 @@ def test_an_empty_variable_counts_as_unset() -> None:
         ({"workers": 0}, "--workers"),
         ({"dtype": "float16"}, "--dtype"),
         ({"policy": "magic"}, "--policy"),
+        ({"capacity": "boundless"}, "--capacity"),
+        ({"itl_ms": 0}, "--itl-ms"),
         ({"grpc_port": 70_000}, "--grpc-port"),
         ({"http_port": 0}, "--http-port"),
         ({"gpu_memory": 0.0}, "--gpu-memory"),
@@ -64,6 +69,13 @@ def test_a_redis_password_is_never_repeated() -> None:
 def test_every_field_has_a_sentence() -> None:
     for name in Settings.model_fields:
         assert describe(name).endswith("."), name
+
+
+def test_capacity_and_pace_reach_the_workers() -> None:
+    assert list(get_args(Settings.model_fields["capacity"].annotation)) == list(capacity_names())
+    engine = Settings.resolve({"capacity": "no-evict", "itl_ms": 40}, {}).engine_config("/m", "tiny", threads=1)
+    assert (engine.capacity, engine.itl_target_s) == ("no-evict", 0.04)
+    assert Settings.resolve({}, {}).engine_config("/m", "tiny", threads=1).itl_target_s is None
 
 
 def test_what_workers_and_routers_are_told() -> None:
