@@ -70,6 +70,11 @@ class Settings(BaseModel):
         description="Inter-token latency in ms that running requests shall keep: prompt chunks shrink to fit; unset: "
         "only --chunk-tokens bounds them.",
     )
+    row_invariant: bool = Field(
+        False,
+        description="Kernels that give a request the same bits whatever is batched, cached or preempted beside it; "
+        "slower (docs/determinism.md); CPU only.",
+    )
     attention: str = Field(
         "auto",
         min_length=1,
@@ -150,6 +155,7 @@ class Settings(BaseModel):
             policy=self.policy,
             capacity=self.capacity,
             itl_target_s=None if self.itl_ms is None else self.itl_ms / 1_000,
+            row_invariant=self.row_invariant,
             attention=self.attention,
             threads=threads,
             kv_bytes=self.kv_mib << 20,

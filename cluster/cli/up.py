@@ -49,6 +49,12 @@ def _option(name: str) -> Any:
     return typer.Option(f"--{name.replace('_', '-')}", help=describe(name) + shown, show_default=False)
 
 
+def _switch(name: str) -> Any:
+    flag = name.replace("_", "-")
+    shown = "on" if Settings.model_fields[name].default else "off"
+    return typer.Option(f"--{flag}/--no-{flag}", help=f"{describe(name)} Default: {shown}.", show_default=False)
+
+
 def up(
     model: Annotated[str | None, _option("model")] = None,
     workers: Annotated[int | None, _option("workers")] = None,
@@ -62,6 +68,7 @@ def up(
     policy: Annotated[str | None, _option("policy")] = None,
     capacity: Annotated[str | None, _option("capacity")] = None,
     itl_ms: Annotated[int | None, _option("itl_ms")] = None,
+    row_invariant: Annotated[bool | None, _switch("row_invariant")] = None,
     attention: Annotated[str | None, _option("attention")] = None,
     threads: Annotated[int | None, _option("threads")] = None,
     gpu_memory: Annotated[float | None, _option("gpu_memory")] = None,
