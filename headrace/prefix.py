@@ -23,11 +23,15 @@ def block_hashes(
 
     Raises ValueError for a block size below 1 or an id outside u32.
     """
+    return hashes_after(root_hash(adapter, weight_version, salt), token_ids, block_size)
+
+
+def hashes_after(parent: bytes, token_ids: Sequence[int], block_size: int) -> tuple[bytes, ...]:
+    """The same for tokens that follow the block (or root) of hash `parent`: a chain can be continued block by block."""
     if block_size < 1:
         raise ValueError(f"block_size must be at least 1, not {block_size}")
     packed = encode_tokens(tuple(token_ids))
     stride = block_size * TOKEN_BYTES
-    parent = _root(adapter, weight_version, salt)
     hashes = []
     for start in range(0, len(packed) - stride + 1, stride):
         parent = blake2b(parent + packed[start : start + stride], digest_size=HASH_BYTES, key=_KEY).digest()
@@ -35,10 +39,10 @@ def block_hashes(
     return tuple(hashes)
 
 
-def _root(*names: str) -> bytes:
-    """Each name goes in with its length, so that ("ab", "") and ("a", "b") differ."""
+def root_hash(adapter: str, weight_version: str, salt: str) -> bytes:
+    """Where a chain starts. Each name goes in with its length, so that ("ab", "") and ("a", "b") differ."""
     digest = blake2b(digest_size=HASH_BYTES, key=_KEY)
-    for name in names:
+    for name in (adapter, weight_version, salt):
         raw = name.encode("utf-8")
         digest.update(len(raw).to_bytes(4, "little") + raw)
     return digest.digest()

@@ -23,6 +23,7 @@ from headrace.frame import FinishReason, Frame, LoadReport, Part
 from headrace.request import BoundRequest
 from workers.config import EngineConfig
 from workers.generation import Generation, bounds_of, objection_to
+from workers.holdings import Reuse
 from workers.kv.ledger import Reason
 from workers.load import NOTHING_SEEN, load_report
 from workers.mailbox import Add, Cancel, Drain, Forget, Mailbox, Reset, Seen
@@ -65,7 +66,7 @@ class Engine:
         self._policy = make_policy(config.policy)
         self._limits = Limits(config.chunk_tokens, config.max_sequences, runner.num_blocks, config.block_size)
         self._bounds = bounds_of(runner.shape, config.max_context)
-        self._roster = Roster(self._limits)
+        self._roster = Roster(self._limits, Reuse(config.prefix_cache, runner.shape.weight_version))
         self._roster.state.capacity = make_capacity(config.capacity)
         self._roster.state.itl_s = config.itl_target_s
         self._roster.state.step_time = step_time or StepTime()
@@ -145,7 +146,7 @@ class Engine:
         slices = tuple(self._roster.slice_for(work) for work in plan.work)
         self._step_began_s = self._clock()
         try:
-            results = self._runner.forward((*slices, *self._padding(plan)))
+            results = self._runner.forward((*slices, *self._padding(plan)), self._roster.holdings.moves)
         except Exception as error:
             self._device_faults += 1
             logger.exception("forward pass failed (%d in a row)", self._device_faults)
@@ -153,6 +154,7 @@ class Engine:
                 self._end_request(
                     request_id, FinishReason.FAILED, f"the device failed: {type(error).__name__}: {error}"
                 )
+            self._roster.holdings.moves_lost()
             return (Computed(),) * len(slices)
         finally:
             self._step_began_s = None
@@ -182,7 +184,9 @@ class Engine:
                 continue
             if fault := self._take_token(generation, sampled):
                 self._end_request(work.key.request_id, FinishReason.FAILED, fault)
-            elif generation.finish is None:
+                continue
+            self._roster.holdings.register(generation)
+            if generation.finish is None:
                 self._roster.sampled(generation.sequence, now)
                 self._parts.append(generation.part())
             else:

@@ -103,12 +103,22 @@ class Generation:
         elif self.output_tokens >= self.sequence.max_tokens:
             self.finish = FinishReason.LENGTH
 
+    @property
+    def scores_prompt(self) -> bool:
+        """Every row of the prompt has to be computed here: its logits are asked for."""
+        return self._scores is not None
+
     def take_scores(self, start: int, scores: tuple[TokenLogprob, ...]) -> None:
         """Log probabilities of the prompt tokens from position start + 1 on; what is known already is not taken twice
         (a preempted prompt is computed again).
         """
         if self._scores is not None and scores:
             self._scores.extend(scores[len(self._scores) - start - 1 :])
+
+    def found_computed(self, position: int) -> None:
+        """The KV up to `position` is there already: nothing of it is computed here."""
+        self.sequence.computed = position
+        self._fresh_from = max(self._fresh_from, min(position, self.sequence.prompt_tokens))
 
     def computed_to(self, position: int, now: float) -> int:
         """KV is written up to `position`. Returns how many prompt tokens that computed for the first time."""

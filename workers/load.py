@@ -16,7 +16,7 @@ def load_report(
     roster: Roster, statistics: StepStatistics, shape: ModelShape, max_context: int, plan: StepPlan, draining: bool
 ) -> LoadReport:
     """The report that goes with `plan`'s iteration; `seq` 0, for the sender to number."""
-    state, ledger = roster.state, roster.tables.pool.ledger
+    state, ledger = roster.state, roster.holdings.tables.pool.ledger
     prefilling = (*state.waiting, *(sequence for sequence in state.running if sequence.gap > 1))
     return LoadReport(
         seq=0,

@@ -7,11 +7,11 @@ from __future__ import annotations
 from bisect import insort
 
 from workers.generation import Generation
+from workers.holdings import Holdings, Reuse
 from workers.kv.ledger import LedgerDrift, Reason
-from workers.kv.pool import BlockPool
-from workers.kv.tables import BlockTables
 from workers.model.interface import SequenceSlice
 from workers.scheduler.pace import next_due_s
+from workers.scheduler.room import Hit
 from workers.scheduler.sequence import Sequence, SequenceKey
 from workers.scheduler.state import Limits, SchedulerState, StepPlan, Work
 
@@ -20,11 +20,13 @@ UNSTARTED_AFTER = 2
 
 
 class Roster:
-    """Owned by the engine's thread. `state` is what policies read; it and the block tables always agree."""
+    """Owned by the engine's thread. `state` is what policies read; it and the holdings always agree. To a policy it is
+    the `Books` of the blocks.
+    """
 
-    def __init__(self, limits: Limits) -> None:
-        self.tables = BlockTables(BlockPool(limits.total_blocks), limits.block_size)
-        self.state = SchedulerState(limits, free_blocks=limits.total_blocks)
+    def __init__(self, limits: Limits, reuse: Reuse) -> None:
+        self.holdings = Holdings(limits, reuse)
+        self.state = SchedulerState(limits, free_blocks=limits.total_blocks, books=self)
         self._generations: dict[str, dict[int, Generation]] = {}
         """By request id, the choices that have not ended."""
 
@@ -51,6 +53,17 @@ class Roster:
         key = generation.sequence.key
         self._generations.setdefault(key.request_id, {})[key.choice] = generation
         insort(self.state.waiting, generation.sequence, key=_place)
+        self.holdings.begin(generation)
+
+    def hit_of(self, sequence: Sequence) -> Hit:
+        """What a waiting sequence would find computed if it started now."""
+        return self.holdings.hit_of(self[sequence.key], self.of_request(sequence.key.request_id))
+
+    def shared_ids(self, key: SequenceKey) -> tuple[int, ...]:
+        return self.holdings.shared_ids(key)
+
+    def references(self, block_id: int) -> int:
+        return self.holdings.tables.pool.references(block_id)
 
     def unstarted(self, iteration: int, held: frozenset[SequenceKey] = frozenset()) -> tuple[tuple[str, int], ...]:
         """(request id, epoch) of those that came `UNSTARTED_AFTER` iterations ago or more and of which nothing has run
@@ -70,31 +83,42 @@ class Roster:
             self.state.running.remove(sequence)
         else:
             self.state.waiting.remove(sequence)
-        self._give_back(sequence, reason)
+        self.holdings.end(generation, reason)
+        self._count()
         self.state.batch.members.discard(sequence.key)
         choices = self._generations[sequence.key.request_id]
         del choices[sequence.key.choice]
         if not choices:
             del self._generations[sequence.key.request_id]
-        if not self._generations and self.tables.pool.ledger.held_blocks:
-            raise LedgerDrift(f"nobody is left and {self.tables.pool.ledger.held_blocks} blocks are still held")
+        held_blocks = self.holdings.tables.pool.ledger.held_blocks
+        if not self._generations and held_blocks:
+            raise LedgerDrift(f"nobody is left and {held_blocks} blocks are still held")
 
     def apply(self, plan: StepPlan, iteration: int, now: float) -> None:
         """Moves preempted and admitted sequences and takes the blocks that the plan has counted. `unfit` ones are the
-        engine's to end, before this.
+        engine's to end, before this. All hits are pinned before any block is allocated, so that no allocation takes
+        what another sequence of the same step has found.
         """
+        self.holdings.new_step()
         for key in plan.preempted:
-            self._preempt(self[key].sequence, now)
-        for key in plan.admitted:
-            self._start(self[key].sequence, now)
+            self._preempt(self[key], now)
+        hits = [(self[key], self.hit_of(self[key].sequence)) for key in plan.admitted]
+        for generation, hit in hits:
+            self.holdings.adopt(generation, hit)
+        for generation, hit in hits:
+            self._start(generation, hit, now)
         if plan.slots:
             self.state.batch.slots = plan.slots
             self.state.batch.members.update(plan.admitted)
         for work in plan.work:
-            sequence = self[work.key].sequence
-            if sequence.known > sequence.held_blocks * self.tables.block_size:
-                self._take(sequence, Reason.GROW)
+            generation = self[work.key]
+            sequence = generation.sequence
+            if sequence.computed != work.start:
+                raise LedgerDrift(f"{work.key} has {sequence.computed} tokens computed, the plan says {work.start}")
+            if sequence.known > sequence.held_blocks * self.state.limits.block_size:
+                self.holdings.grow(generation, Reason.GROW)
             sequence.advanced_iteration = iteration
+        self._count()
 
     def sampled(self, sequence: Sequence, now: float) -> None:
         """It got its next token and runs on."""
@@ -102,7 +126,7 @@ class Roster:
             sequence.due_s = next_due_s(sequence.due_s, now, self.state.itl_s)
 
     def slice_for(self, work: Work) -> SequenceSlice:
-        return self[work.key].slice_for(work, self.tables.block_ids(work.key))
+        return self[work.key].slice_for(work, self.holdings.tables.block_ids(work.key))
 
     def resume(self, now: float) -> None:
         """After a pause nobody is late."""
@@ -111,12 +135,15 @@ class Roster:
 
     def check(self) -> None:
         """Raises LedgerDrift unless blocks, tables and sequences agree. O(blocks): for tests and idle moments."""
-        self.tables.check()
+        self.holdings.check()
         for sequence in (*self.state.running, *self.state.waiting):
-            if len(self.tables.block_ids(sequence.key)) != sequence.held_blocks:
+            if len(self.holdings.tables.block_ids(sequence.key)) != sequence.held_blocks:
                 raise LedgerDrift(f"{sequence.key} believes it holds {sequence.held_blocks} blocks")
+        if self.state.unowned_blocks() < 0:
+            raise LedgerDrift(f"running sequences own {-self.state.unowned_blocks()} blocks more than are held")
 
-    def _start(self, sequence: Sequence, now: float) -> None:
+    def _start(self, generation: Generation, hit: Hit, now: float) -> None:
+        sequence = generation.sequence
         self.state.waiting.remove(sequence)
         for other in self.state.waiting:
             if other.place > sequence.place:
@@ -124,25 +151,20 @@ class Roster:
             other.overtaken += 1
         self.state.running.append(sequence)
         sequence.advanced_s = now
-        self._take(sequence, Reason.ADMIT)
+        self.holdings.start(generation, hit)
 
-    def _preempt(self, sequence: Sequence, now: float) -> None:
+    def _preempt(self, generation: Generation, now: float) -> None:
+        sequence = generation.sequence
         self.state.running.remove(sequence)
-        self._give_back(sequence, Reason.PREEMPT)
+        self.holdings.release(generation, Reason.PREEMPT)
         sequence.computed = 0
         sequence.preempted_in_a_row += 1
         sequence.advanced_s = now
         insort(self.state.waiting, sequence, key=_place)
         self.state.capacity.preempted()
 
-    def _take(self, sequence: Sequence, reason: Reason) -> None:
-        sequence.held_blocks = self.tables.grow(sequence.key, sequence.known, reason)
-        self.state.free_blocks = self.tables.pool.free_blocks
-
-    def _give_back(self, sequence: Sequence, reason: Reason) -> None:
-        self.tables.drop(sequence.key, reason)
-        sequence.held_blocks = 0
-        self.state.free_blocks = self.tables.pool.free_blocks
+    def _count(self) -> None:
+        self.state.free_blocks = self.holdings.allocatable_blocks
 
 
 def _place(sequence: Sequence) -> tuple[float, int]:

@@ -31,6 +31,8 @@ class Reason(StrEnum):
     PREEMPT = "preempt"
     CANCEL = "cancel"
     FAIL = "fail"
+    EVICT = "evict"
+    """Its content gives way to somebody's new tokens."""
 
 
 @dataclass(frozen=True)

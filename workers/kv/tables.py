@@ -24,6 +24,16 @@ class BlockTables:
         """The whole table; empty for an unknown key."""
         return self._tables.get(key, ())
 
+    def adopt(self, key: Hashable, block_ids: tuple[int, ...], reason: Reason) -> int:
+        """Starts a table with blocks that are there already; returns how many others held. Raises LedgerDrift for a key
+        that has a table.
+        """
+        if self._tables.get(key):
+            raise LedgerDrift(f"{key} has a table of {len(self._tables[key])} blocks already")
+        held = self.pool.pin(block_ids, reason)
+        self._tables[key] = block_ids
+        return held
+
     def grow(self, key: Hashable, tokens: int, reason: Reason) -> int:
         """Makes room for `tokens` slots in all; returns the table's length in blocks. Raises OutOfBlocks, changing
         nothing.

@@ -8,6 +8,7 @@ from typing import Protocol
 
 from headrace.logprobs import TokenLogprob
 from headrace.sampling import SamplingParams
+from workers.kv.moves import Move
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,12 @@ class SampleSpec:
     nothing."""
     grammar: GrammarState | None = None
     """None: every id may come."""
+    key: object = None
+    """Whose sample this is, the same for all samples of one choice while its tokens only grow: what a sampler keeps
+    between steps it keeps under this; None: nothing."""
+    tokens: Sequence[int] = ()
+    """Prompt and output so far, a view of the owner's list: read during the call only. Output begins at …"""
+    prompt_tokens: int = 0
 
 
 @dataclass(frozen=True)
@@ -109,6 +116,8 @@ class ModelRunner(Protocol):
         """A block beyond `num_blocks` for rows that pad a batch: written, never read by anyone."""
         ...
 
-    def forward(self, slices: Sequence[SequenceSlice]) -> tuple[Computed, ...]:
-        """Writes KV for every row, returns one result per slice, in order. Raises only for faults of the device."""
+    def forward(self, slices: Sequence[SequenceSlice], moves: Sequence[Move] = ()) -> tuple[Computed, ...]:
+        """Carries the moves out in their order, then writes KV for every row; returns one result per slice, in order.
+        Raises only for faults of the device.
+        """
         ...

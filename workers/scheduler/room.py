@@ -9,7 +9,6 @@ nothing for the next.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -30,8 +29,8 @@ class Hit:
     copy_of: int | None = None
     """The block after those, held by somebody: its content is copied into a new block, because this sequence will write
     into it."""
-    frontier: Hashable | None = None
-    """Names the first full block that is missing, equal for equal prefixes; None where waiting for it would save
+    frontier: bytes | None = None
+    """Hash of the first full block that is missing, equal for equal prefixes; None where waiting for it would save
     nothing."""
     pending: bool = False
     """A running sequence is going to compute that block: waiting for it is cheaper than computing it twice."""

@@ -151,10 +151,10 @@ def test_a_cancel_during_a_forward_pass_costs_no_further_iteration() -> None:
     engine = Engine(runner, make_config(), None, Ticks())
     runner_forward = runner.forward
 
-    def forward_and_cancel(slices):  # the cancel arrives while the device computes
+    def forward_and_cancel(slices, moves):  # the cancel arrives while the device computes
         if len(runner.passes) == 2:
             engine.cancel("r", "5-0")
-        return runner_forward(slices)
+        return runner_forward(slices, moves)
 
     runner.forward = forward_and_cancel
     engine.add(bind(make_request("r", 5, 50, ignore_eos=True)))

@@ -12,6 +12,7 @@ from headrace.frame import Part
 from headrace.logprobs import TokenLogprob
 from tests.fixtures.scripted_runner import Client, ScriptedRunner, Ticks, bind, make_config, make_request, solo_output
 from workers.engine import Engine
+from workers.kv.moves import Move
 from workers.model.interface import Computed, SequenceSlice
 from workers.scheduler.policy import Chunked
 from workers.scheduler.state import SchedulerState, StepPlan
@@ -44,8 +45,8 @@ def test_padding_is_computed_and_changes_no_answer(monkeypatch: pytest.MonkeyPat
 class Scoring(ScriptedRunner):
     """Says of every scored token that its log probability is minus itself."""
 
-    def forward(self, slices: Sequence[SequenceSlice]) -> tuple[Computed, ...]:
-        results = super().forward(slices)
+    def forward(self, slices: Sequence[SequenceSlice], moves: Sequence[Move] = ()) -> tuple[Computed, ...]:
+        results = super().forward(slices, moves)
         return tuple(
             replace(
                 given,

@@ -38,7 +38,7 @@ def test_asking_for_too_much_takes_nothing() -> None:
     pool.allocate(2, Reason.ADMIT)
     with pytest.raises(OutOfBlocks, match="2 blocks asked for"):
         pool.allocate(2, Reason.GROW)
-    assert pool.free_blocks == 1
+    assert pool.allocatable_blocks == 1
     pool.check()
 
 
@@ -52,14 +52,14 @@ def test_the_tail_is_reused_before_the_head() -> None:
 def test_a_shared_block_is_freed_by_its_last_holder() -> None:
     pool = BlockPool(2)
     blocks = pool.allocate(1, Reason.ADMIT)
-    pool.share(blocks)
+    pool.pin(blocks, Reason.ADMIT)
     assert pool.release(blocks, Reason.FINISH) == 0
-    assert pool.free_blocks == 1
+    assert pool.allocatable_blocks == 1
     assert pool.release(blocks, Reason.FINISH) == 1
     with pytest.raises(LedgerDrift, match=r"released .* while nobody holds it"):
         pool.release(blocks, Reason.FINISH)
-    with pytest.raises(LedgerDrift, match="shared while nobody holds it"):
-        pool.share(blocks)
+    with pytest.raises(LedgerDrift, match="neither held nor cached"):
+        pool.pin(blocks, Reason.ADMIT)
 
 
 def test_tables_grow_only_when_a_block_is_full() -> None:
@@ -79,6 +79,6 @@ def test_tables_grow_only_when_a_block_is_full() -> None:
 def test_a_reference_that_no_table_explains_is_drift() -> None:
     tables = BlockTables(BlockPool(4), block_size=4)
     tables.grow("a", 4, Reason.ADMIT)
-    tables.pool.share(tables.block_ids("a"))
+    tables.pool.pin(tables.block_ids("a"), Reason.ADMIT)
     with pytest.raises(LedgerDrift, match="has 2 references, tables name it 1 times"):
         tables.check()

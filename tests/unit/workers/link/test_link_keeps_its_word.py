@@ -19,6 +19,7 @@ from headrace.store.twin import Twin
 from headrace.store.twin_store import SyncTwinStore, TwinStore
 from tests.fixtures.scripted_runner import ScriptedRunner, make_config
 from workers.engine import Engine
+from workers.kv.moves import Move
 from workers.link import Link
 from workers.model.interface import Computed, SequenceSlice
 
@@ -45,10 +46,10 @@ class PacedRunner(ScriptedRunner):
     def allow(self, passes: int) -> None:
         self._allowed.release(passes)
 
-    def forward(self, slices: Sequence[SequenceSlice]) -> tuple[Computed, ...]:
+    def forward(self, slices: Sequence[SequenceSlice], moves: Sequence[Move] = ()) -> tuple[Computed, ...]:
         while self.paced and not self._allowed.acquire(timeout=0.05):
             pass
-        return super().forward(slices)
+        return super().forward(slices, moves)
 
 
 @dataclass
