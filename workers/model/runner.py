@@ -20,7 +20,7 @@ from workers.model.interface import Computed, ModelShape, Sampled, SampleSpec, S
 from workers.model.kv_cache import PagedKvCache, blocks_that_fit
 from workers.model.rows import flatten
 from workers.model.weights import LoadedModel
-from workers.sampling.sampler import sample
+from workers.sampling.sampler import Sampler
 
 log = logging.getLogger(__name__)
 
@@ -42,6 +42,7 @@ class TorchRunner:
             weight_version=weight_version(Path(config.model_path)),
             numerics=numerics_fingerprint(model.device, model.dtype, attention.name),
         )
+        self._sampler = Sampler(geometry.vocab_size, model.device)
         self._cache = self._allocate(config)
 
     @property
@@ -83,7 +84,7 @@ class TorchRunner:
         ]
         safe = [s if i not in illegal else _with_zeros(s) for i, s in enumerate(slices)] if illegal else slices
         specs: list[SampleSpec] = [s.sample for s in safe if s.sample is not None]
-        tokens = iter(sample(self._logits(safe), specs))
+        tokens = iter(self._sampler.sample(self._logits(safe), specs))
         results: list[Sampled | None] = [None if s.sample is None else next(tokens) for s in safe]
         for i in illegal:
             results[i] = Sampled(0, f"a token id is outside the vocabulary of {self._shape.vocab_size}")

@@ -6,14 +6,19 @@ import math
 from collections.abc import Iterable
 
 import torch
+from torch import Tensor
 
 from headrace.sampling import SamplingParams
-from workers.model.interface import SampleSpec
+from workers.model.interface import Sampled, SampleSpec
 from workers.sampling.masks import apply_masks
-from workers.sampling.sampler import sample
+from workers.sampling.sampler import Sampler
 
 VOCABULARY = 75
 """Not a multiple of 32: the last word is used in part."""
+
+
+def sample(logits: Tensor, specs: list[SampleSpec]) -> tuple[Sampled, ...]:
+    return Sampler(logits.shape[1], logits.device).sample(logits, specs)
 
 
 class Allowing:

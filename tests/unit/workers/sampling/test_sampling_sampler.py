@@ -9,11 +9,14 @@ import torch
 from torch import Tensor
 
 from headrace.sampling import SamplingParams
-from workers.model.interface import SampleSpec
-from workers.sampling import sampler
-from workers.sampling.sampler import sample
+from workers.model.interface import Sampled, SampleSpec
+from workers.sampling.sampler import Sampler
 
 VOCABULARY = 60
+
+
+def sample(logits: Tensor, specs: list[SampleSpec]) -> tuple[Sampled, ...]:
+    return Sampler(logits.shape[1], logits.device).sample(logits, specs)
 
 
 def spec(seed: int = 0, index: int = 0, banned: tuple[int, ...] = (), **params: float) -> SampleSpec:
@@ -83,18 +86,6 @@ def test_a_row_draws_the_same_token_alone_and_in_any_batch() -> None:
     assert together == [tokens(logits[i : i + 1], specs[i : i + 1])[0] for i in range(24)]
     order = list(reversed(range(24)))
     assert together == tokens(logits[order], [specs[i] for i in order])[::-1]
-
-
-def test_a_nucleus_wider_than_the_first_look_is_found_exactly(monkeypatch: pytest.MonkeyPatch) -> None:
-    logits = torch.randn(6, 3_000, generator=torch.Generator().manual_seed(6)) / 10
-    limits = [{"top_p": 0.97}, {"top_k": 2_500}, {"top_k": 2_500, "top_p": 0.5}, {"top_p": 0.2}, {"top_k": 3}, {}]
-    specs = [spec(seed=i, index=i, **limit) for i, limit in enumerate(limits)]
-    few = tokens(logits, specs)
-    monkeypatch.setattr(sampler, "NUCLEUS_GUESS", 3_000)
-    assert few == tokens(logits, specs)
-    for row, (limit, token) in enumerate(zip(limits, few, strict=True)):
-        p = reference_probabilities(logits[row].tolist(), 1.0, int(limit.get("top_k", 0)), limit.get("top_p", 1.0))
-        assert p[token] > 0.0
 
 
 def test_greedy_ties_go_to_the_lowest_id() -> None:
