@@ -22,6 +22,7 @@ from typing import Protocol
 
 from headrace.errors import HeadraceError, Unavailable
 from headrace.frame import Frame, Part
+from headrace.logprobs import UNTOLD, TokenLogprob
 from headrace.request import BoundRequest
 from headrace.store.interface import InboxEntry, Reported, State, SyncStore
 
@@ -36,6 +37,10 @@ KEEP_ACKNOWLEDGED_S = 5.0
 MIN_STEP_LIMIT_S = 3.0
 OFFERS_AT_ONCE = 8
 STOP_S = 6.0
+
+
+Place = tuple[str, int, int]
+"""request id, choice, token index"""
 
 
 class EnginePort(Protocol):
@@ -194,8 +199,9 @@ class Link:
         reply = self._send(frame)
         if reply is None or not reply.resend:
             return reply is not None
-        rebuilt = {wanted: self._rebuild(frame, *wanted) for wanted in reply.resend}
-        self._hand_back(frame, [wanted[0] for wanted, part in rebuilt.items() if part is None])
+        wanted = (*reply.resend, *self._ends_lost_with(frame, reply.resend))
+        rebuilt = {one: self._rebuild(frame, *one) for one in wanted}
+        self._hand_back(frame, [one[0] for one, part in rebuilt.items() if part is None])
         missing = tuple(part for part in rebuilt.values() if part is not None)
         if not missing:
             return True
@@ -221,23 +227,48 @@ class Link:
 
     def _hand_back(self, frame: Frame, request_ids: list[str]) -> None:
         """For journals whose lost end is no longer known here: whoever gets them next goes on from what is left."""
-        for request_id in request_ids:
+        for request_id in dict.fromkeys(request_ids):
             logger.error("journal gap of %s cannot be filled: handed back", request_id)
             epoch = next(part.epoch for part in frame.parts if part.request_id == request_id)
             self._engine.forget(request_id, epoch)
             self._report_store.release(self._incarnation, request_id, epoch)
 
+    def _ends_lost_with(self, frame: Frame, resend: tuple[Place, ...]) -> tuple[Place, ...]:
+        """Ends of other choices of these requests: a store that lost the last parts of one may have lost them too, and
+        no later part of an ended choice will ever tell. What the store still has, it takes for a repeat.
+        """
+        asked = {(request_id, choice) for request_id, choice, _ in resend}
+        requests = {request_id for request_id, _, _ in resend}
+        bindings = {(part.request_id, part.epoch) for part in frame.parts if part.request_id in requests}
+        ends = [
+            (part.request_id, part.choice, part.first_index)
+            for _, kept in self._acknowledged
+            for part in kept.parts
+            if part.finish is not None and (part.request_id, part.epoch) in bindings
+        ]
+        return tuple(end for end in ends if end[:2] not in asked)
+
     def _rebuild(self, frame: Frame, request_id: str, choice: int, from_index: int) -> Part | None:
+        """One part with everything of a choice from `from_index` on; None where not all of it is known any more."""
         frames = [*(kept for _, kept in self._acknowledged), frame]
         known = [p for f in frames for p in f.parts if (p.request_id, p.choice) == (request_id, choice)]
         tokens: dict[int, int] = {}
+        logprobs: dict[int, TokenLogprob] = {}
         for part in known:
             tokens.update(enumerate(part.token_ids, part.first_index))
+            logprobs.update(enumerate(part.logprobs, part.first_index))
         last = known[-1]
         wanted = range(from_index, last.first_index + len(last.token_ids))
+        are_scored = any(index in logprobs for index in wanted)
         if any(index not in tokens for index in wanted):
             return None
-        return replace(last, first_index=from_index, token_ids=tuple(tokens[i] for i in wanted))
+        return replace(
+            last,
+            first_index=from_index,
+            token_ids=tuple(tokens[i] for i in wanted),
+            logprobs=tuple(logprobs.get(i, UNTOLD) for i in wanted) if are_scored else (),
+            prompt_logprobs=next((part.prompt_logprobs for part in known if part.prompt_logprobs), ()),
+        )
 
     def _hand_back_unstarted(self) -> None:
         """Offers what could not start here to workers with room; the store decides, and fences what we do meanwhile."""
