@@ -14,7 +14,7 @@ from workers.scheduler.pace import prefill_tokens
 from workers.scheduler.peak import Growth, growth, survivors
 from workers.scheduler.room import Hit, Room
 from workers.scheduler.sequence import Sequence, SequenceKey
-from workers.scheduler.state import SchedulerState, StepPlan, Unfit, Wait, Work, count_reasons
+from workers.scheduler.state import SchedulerState, StepPlan, Unfit, Wait, Work
 
 MAX_OVERTAKES = 32
 """A blocked sequence is passed by at most so many later ones, whatever the estimates promise."""
@@ -123,7 +123,7 @@ class Draft:
             admitted=tuple(self._admitted),
             preempted=tuple(sequence.key for sequence in self._preempted),
             unfit=tuple(self._unfit),
-            waiting_by_reason=count_reasons(self._reasons),
+            waits=tuple(self._reasons.items()),
             held=frozenset(key for key, reason in self._reasons.items() if reason is Wait.PREFIX),
         )
 

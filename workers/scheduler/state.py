@@ -14,7 +14,7 @@ from workers.scheduler.step_time import Features, StepTime, pass_of
 
 
 class Wait(StrEnum):
-    """Why a sequence that could run is not in this step's plan."""
+    """Why a sequence that could run does not."""
 
     BUDGET = "budget"
     """The step's tokens are spent."""
@@ -26,6 +26,8 @@ class Wait(StrEnum):
     """Somebody is computing the same prefix just now."""
     BATCH = "batch"
     """The policy collects a batch, or one that was formed without it is running."""
+    BOUNDARY = "boundary"
+    """It came during an iteration; the next begins when that one ends."""
 
 
 @dataclass(frozen=True)
@@ -125,7 +127,8 @@ class StepPlan:
     admitted: tuple[SequenceKey, ...] = ()
     preempted: tuple[SequenceKey, ...] = ()
     unfit: tuple[Unfit, ...] = ()
-    waiting_by_reason: tuple[tuple[str, int], ...] = ()
+    waits: tuple[tuple[SequenceKey, Wait], ...] = ()
+    """Why each sequence that is left waiting does so, those that were just preempted among them."""
     padding: tuple[int, ...] = ()
     """Rows that make the batch rectangular, one entry per padded slice: computed, thrown away."""
     slots: int = 0
@@ -141,11 +144,11 @@ class StepPlan:
         return sum(work.count for work in self.work)
 
     @property
+    def waiting_by_reason(self) -> tuple[tuple[str, int], ...]:
+        counted = Counter(reason for _, reason in self.waits)
+        return tuple((reason.value, counted[reason]) for reason in Wait if counted[reason])
+
+    @property
     def features(self) -> Features:
         """What the pass consists of, to the step-time model."""
         return pass_of([*((work.start, work.count) for work in self.work), *((0, rows) for rows in self.padding)])
-
-
-def count_reasons(reasons: dict[SequenceKey, Wait]) -> tuple[tuple[str, int], ...]:
-    counted = Counter(reasons.values())
-    return tuple((reason.value, counted[reason]) for reason in Wait if counted[reason])
