@@ -76,6 +76,7 @@ class RouterService:
         self.metrics = RouterMetrics(config.model_name)
         max_context = min(tokenizer.max_context, config.max_context or tokenizer.max_context)
         self.limits = ModelLimits(config.model_name, tokenizer.vocab_size, max_context)
+        self.tokenizer = tokenizer
         self.started_unix_s = int(time.time())
         self._store = store
         self._prompts = PromptEncoder(tokenizer, template, config.tokenizer_threads)

@@ -17,9 +17,11 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from headrace.detokenizer import IncrementalDetokenizer
 from headrace.errors import HeadraceError
-from headrace.events import Accepted, Delta
+from headrace.events import Accepted, Delta, Finished, PromptLogprobs
 from headrace.wire import error_from_finish
+from router.admission.call import Prompt, TextPrompt, TokenPrompt
 from router.delivery.stream import RequestStream
 from router.ingress.asgi_exchange import (
     BodyTooSlow,
@@ -71,51 +73,73 @@ class GenerationEndpoint:
             call = parsed.call(DEFAULT_TENANT, client_id)
         async with await self._service.submit(call) as stream:
             rendering = Rendering(
+                self._service.tokenizer,
+                parsed.shown(self._prompt_text(call.prompt)),
                 chat=isinstance(parsed, ChatBody),
                 request_id=stream.request_id,
                 created=int(time.time()),
                 model=self._service.limits.name,
-                usage_in_stream=parsed.wants_usage_in_stream,
             )
             headers = [(b"x-request-id", (client_id or stream.request_id).encode())]
             if parsed.stream:
                 await events.open(headers)
                 await _stream(stream, rendering, events, with_usage=parsed.wants_usage_in_stream)
             else:
-                body = rendering.whole(await _collect(stream))
+                body = rendering.whole(await _collect(stream), _computed_tokens(stream))
                 await respond(send, 200, [(b"content-type", b"application/json"), *headers], body)
+
+    def _prompt_text(self, prompt: Prompt) -> str:
+        """What `echo` shows: the text as it was sent, or what the ids stand for. A conversation has none."""
+        if isinstance(prompt, TextPrompt):
+            return prompt.text
+        ids = prompt.token_ids if isinstance(prompt, TokenPrompt) else ()
+        return IncrementalDetokenizer(self._service.tokenizer).push(ids)
 
 
 async def _stream(stream: RequestStream, rendering: Rendering, events: EventStream, *, with_usage: bool) -> None:
-    answer = Answer(prompt_tokens=0)
+    answer = Answer()
     async for event in stream:
         if isinstance(event, Accepted):
             answer.prompt_tokens = event.prompt_tokens
-        elif isinstance(event, Delta):
-            # Half a character or a possible stop string has no text yet; its tokens come with the next chunk's id.
-            if event.text:
-                last_index = event.first_index + len(event.token_ids) - 1
-                event_id = f"{stream.request_id}:{event.choice}:{max(last_index, 0)}"
-                await events.event(rendering.delta(event.choice, event.text), event_id)
+        elif isinstance(event, PromptLogprobs):
+            answer.take_prompt(event)
         else:
-            error = error_from_finish(event)
-            if error is not None:
-                raise error
-            answer.ends[event.choice] = event
-            event_id = f"{stream.request_id}:{event.choice}:{max(event.completion_tokens - 1, 0)}"
-            await events.event(rendering.end(event), event_id)
+            if opening := rendering.opening(event.choice, answer):
+                await events.event(opening)
+            await _stream_output(stream.request_id, event, rendering, events)
     if with_usage:
-        await events.event(rendering.usage(answer))
+        await events.event(rendering.usage(answer, _computed_tokens(stream)))
     await events.close()
 
 
+async def _stream_output(request_id: str, event: Delta | Finished, rendering: Rendering, events: EventStream) -> None:
+    if isinstance(event, Delta):
+        last_index = event.first_index + len(event.token_ids) - 1
+        chunk = rendering.delta(event)
+    else:
+        error = error_from_finish(event)
+        if error is not None:
+            raise error
+        last_index = event.completion_tokens - 1
+        chunk = rendering.end(event)
+    if chunk:
+        await events.event(chunk, f"{request_id}:{event.choice}:{max(last_index, 0)}")
+
+
+def _computed_tokens(stream: RequestStream) -> int:
+    """Of all choices, also of those that only competed to be shown."""
+    return sum(choice.next_index for choice in stream.choices)
+
+
 async def _collect(stream: RequestStream) -> Answer:
-    answer = Answer(prompt_tokens=0)
+    answer = Answer()
     async for event in stream:
         if isinstance(event, Accepted):
             answer.prompt_tokens = event.prompt_tokens
+        elif isinstance(event, PromptLogprobs):
+            answer.take_prompt(event)
         elif isinstance(event, Delta):
-            answer.texts.setdefault(event.choice, []).append(event.text)
+            answer.take(event)
         else:
             error = error_from_finish(event)
             if error is not None:

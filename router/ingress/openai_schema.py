@@ -7,6 +7,7 @@ that means "off". Anything else is refused by name: an option that is silently d
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Annotated, Any, TypeVar
@@ -14,8 +15,10 @@ from typing import Annotated, Any, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from headrace.errors import InvalidRequest
-from headrace.sampling import SamplingParams
-from router.admission.call import Call, ChatPrompt, Prompt, TextPrompt, TokenPrompt
+from headrace.sampling import MAX_TOP_LOGPROBS, SamplingParams
+from router.admission.call import Call, ChatPrompt, Prompt
+from router.ingress.openai_render import Shown
+from router.ingress.openai_values import biases_of, prompt_of, stops_of, token_ids_of
 
 HARMLESS = frozenset(
     {
@@ -34,9 +37,6 @@ HARMLESS = frozenset(
 UNSUPPORTED: Mapping[str, tuple[object, ...]] = {
     "echo": (False,),
     "suffix": ("",),
-    "logprobs": (False,),
-    "top_logprobs": (0,),
-    "prompt_logprobs": (),
     "tools": ([],),
     "tool_choice": ("none", "auto"),
     "functions": ([],),
@@ -68,7 +68,6 @@ UNSUPPORTED: Mapping[str, tuple[object, ...]] = {
 
 MAX_MESSAGES = 4096
 MAX_REASON_CHARS = 200
-MAX_ID_DIGITS = 10
 
 _Value = TypeVar("_Value")
 _Parsed = TypeVar("_Parsed", bound="_Body")
@@ -110,6 +109,9 @@ class _Body(BaseModel):
     frequency_penalty: float | None = None
     repetition_penalty: float | None = None
     logit_bias: Any = None
+    top_logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    """vLLM's: the log probabilities of the prompt's tokens, in a field of their own."""
 
     def _sampling(self, max_tokens: int | None) -> SamplingParams:
         return SamplingParams(
@@ -120,16 +122,23 @@ class _Body(BaseModel):
             # vLLM writes "no limit" as -1, we as 0; both are taken.
             top_k=0 if self.top_k in (None, -1) else _or(self.top_k, 0),
             seed=self.seed,
-            stop=_stops(self.stop),
+            stop=stops_of(self.stop),
             include_stop_str_in_output=bool(self.include_stop_str_in_output),
-            stop_token_ids=_token_ids(self.stop_token_ids or [], "stop_token_ids"),
+            stop_token_ids=token_ids_of(self.stop_token_ids or [], "stop_token_ids"),
             ignore_eos=bool(self.ignore_eos),
             min_p=_or(self.min_p, 0.0),
             presence_penalty=_or(self.presence_penalty, 0.0),
             frequency_penalty=_or(self.frequency_penalty, 0.0),
             repetition_penalty=_or(self.repetition_penalty, 1.0),
-            logit_bias=_biases(self.logit_bias),
+            logit_bias=biases_of(self.logit_bias),
+            logprobs=self.wanted_logprobs,
+            prompt_logprobs=self.prompt_logprobs,
         )
+
+    @property
+    @abstractmethod
+    def wanted_logprobs(self) -> int | None:
+        """Beside each output token so many of the likeliest; None: no log probabilities."""
 
     def _shared_call(self, prompt: Prompt, max_tokens: int | None, tenant: str, client_request_id: str) -> Call:
         return Call(
@@ -156,6 +165,9 @@ class _Body(BaseModel):
                 raise InvalidRequest(f"unknown field {name[:64]!r}", field=name[:64])
             if not any(type(value) is type(off) and value == off for off in UNSUPPORTED[name]):
                 raise InvalidRequest(f"{name} is not supported yet", field=name)
+        if self.prompt_logprobs is not None and self.stream:
+            # As vLLM: no chunk has a place for them. `echo` has, and gRPC too.
+            raise InvalidRequest("prompt_logprobs cannot be streamed", field="prompt_logprobs")
         if self.stream_options is not None and not self.stream:
             raise InvalidRequest("stream_options needs stream to be true", field="stream_options")
 
@@ -164,6 +176,14 @@ class ChatBody(_Body):
     messages: Annotated[list[Any], Field(max_length=MAX_MESSAGES)]
     """Their shape is checked where they are rendered, by one code for every protocol."""
     max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+
+    @property
+    def wanted_logprobs(self) -> int | None:
+        return _or(self.top_logprobs, 0) if self.logprobs else None
+
+    def shown(self, _: str) -> Shown:
+        return Shown(self.wants_usage_in_stream, self.wanted_logprobs, self.prompt_logprobs)
 
     def call(self, tenant: str, client_request_id: str) -> Call:
         """Raises InvalidRequest."""
@@ -175,74 +195,62 @@ class ChatBody(_Body):
             )
         if self.best_of not in (None, 1):
             raise InvalidRequest("best_of is an option of completions, not of chat", field="best_of")
+        self._check_top_logprobs()
         max_tokens = self.max_tokens if modern is None else modern
         call = self._shared_call(ChatPrompt(tuple(self.messages)), max_tokens, tenant, client_request_id)
         max_tokens_field = "max_tokens" if modern is None else "max_completion_tokens"
         return replace(call, prompt_field="messages", max_tokens_field=max_tokens_field)
 
+    def _check_top_logprobs(self) -> None:
+        if self.top_logprobs is None:
+            return
+        if self.top_logprobs and not self.logprobs:
+            raise InvalidRequest("top_logprobs needs logprobs to be true", field="top_logprobs")
+        if not 0 <= self.top_logprobs <= MAX_TOP_LOGPROBS:
+            raise InvalidRequest(f"top_logprobs must be from 0 to {MAX_TOP_LOGPROBS}", field="top_logprobs")
+
 
 class CompletionBody(_Body):
     prompt: Any
     """A string, a list of token ids, or a list of one of these."""
+    logprobs: int | None = None
+    echo: bool | None = None
+
+    @property
+    def wanted_logprobs(self) -> int | None:
+        return self.logprobs
+
+    @property
+    def only_scores(self) -> bool:
+        """The prompt is to be echoed and nothing to be written, as OpenAI's clients ask for a text's likelihood."""
+        return bool(self.echo) and self.max_tokens == 0
+
+    def shown(self, prompt_text: str) -> Shown:
+        echo = prompt_text if self.echo else None
+        return Shown(
+            self.wants_usage_in_stream, self.logprobs, self.prompt_logprobs, echo=echo, output=not self.only_scores
+        )
+
+    def _sampling(self, max_tokens: int | None) -> SamplingParams:
+        """An echo shows the prompt's log probabilities with the output's. An engine always computes a token: where none
+        is wanted, one is, and the rendering leaves it out.
+        """
+        sampling = super()._sampling(1 if self.only_scores else max_tokens)
+        if not self.echo or self.logprobs is None:
+            return sampling
+        return replace(sampling, prompt_logprobs=max(self.logprobs, _or(self.prompt_logprobs, 0)))
 
     def call(self, tenant: str, client_request_id: str) -> Call:
         """Raises InvalidRequest."""
         self.check_options()
+        if self.top_logprobs:
+            raise InvalidRequest(
+                "top_logprobs is an option of chat; completions take a number as logprobs", field="top_logprobs"
+            )
         if self.stream and self.best_of is not None and self.best_of != _or(self.n, 1):
             # As OpenAI: which choices are the likeliest is known only when all have ended.
             raise InvalidRequest("best_of above n cannot be streamed", field="best_of")
-        return self._shared_call(_prompt(self.prompt), self.max_tokens, tenant, client_request_id)
-
-
-def _prompt(prompt: object) -> Prompt:
-    if isinstance(prompt, list) and prompt and isinstance(prompt[0], (str, list)):
-        if len(prompt) > 1:
-            raise InvalidRequest("prompt is a list of several prompts: send one request for each", field="prompt")
-        prompt = prompt[0]
-    if isinstance(prompt, str):
-        return TextPrompt(prompt)
-    if not isinstance(prompt, list):
-        raise InvalidRequest("prompt must be a string or a list of token ids", field="prompt")
-    return TokenPrompt(_token_ids(prompt, "prompt"))
-
-
-def _token_ids(items: list[Any], field: str) -> tuple[int, ...]:
-    for i, token in enumerate(items):
-        # Python would take a minute, or refuse, to print an integer of a million digits in a message.
-        if type(token) is not int or not -(2**63) <= token < 2**63:
-            raise InvalidRequest(f"{field}[{i}] must be a token id, a whole number", field=f"{field}[{i}]")
-    return tuple(items)
-
-
-def _stops(stop: object) -> tuple[str, ...]:
-    if stop is None:
-        return ()
-    if isinstance(stop, str):
-        return (stop,)
-    if isinstance(stop, list):
-        return tuple(stop)  # its items are checked with the other sampling parameters
-    raise InvalidRequest("stop must be a string or a list of strings", field="stop")
-
-
-def _biases(biases: object) -> tuple[tuple[int, float], ...]:
-    """OpenAI writes ids as JSON's keys, which are strings. Bounds are checked with the other sampling parameters."""
-    if biases is None:
-        return ()
-    if not isinstance(biases, dict):
-        raise InvalidRequest("logit_bias must map token ids to numbers", field="logit_bias")
-    return tuple(sorted((_id_of(key), _bias(key, value)) for key, value in biases.items()))
-
-
-def _id_of(key: str) -> int:
-    if not (key.isascii() and key.isdecimal() and len(key) <= MAX_ID_DIGITS):
-        raise InvalidRequest(f"logit_bias has the key {key[:32]!r}, which is no token id", field="logit_bias")
-    return int(key)
-
-
-def _bias(key: str, value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise InvalidRequest(f"logit_bias[{key}] must be a number", field="logit_bias")
-    return value
+        return self._shared_call(prompt_of(self.prompt), self.max_tokens, tenant, client_request_id)
 
 
 def parse_body(kind: type[_Parsed], raw: bytes) -> _Parsed:

@@ -134,7 +134,7 @@ async def test_stream_must_be_a_boolean(rig: Any) -> None:
 
 
 NOT_YET: list[tuple[str, object]] = [
-    ("best_of", 3), ("echo", True), ("suffix", "x"), ("logprobs", 1),
+    ("best_of", 3), ("suffix", "x"), ("logprobs", 1),
     ("logprobs", True),
     ("top_logprobs", 2), ("logit_bias", {"5": 1}), ("presence_penalty", 0.5), ("frequency_penalty", -1),
     ("repetition_penalty", 1.3), ("tools", [{"type": "function"}]), ("tool_choice", "required"),
