@@ -33,7 +33,9 @@ _SAMPLING_FIELDS = tuple(f.name for f in dataclasses.fields(SamplingParams))
 _FIRST_SAMPLING_FIELDS = frozenset(_SAMPLING_FIELDS[: _SAMPLING_FIELDS.index("ignore_eos") + 1])
 _DEFAULT_SAMPLING = SamplingParams()
 _REQUEST_FIELDS = ("v", "id", "model", "prompt", "sampling", "tenant", "band", "n", "best")
-_LOAD_FIELDS = tuple((f.name, str(f.type)) for f in dataclasses.fields(LoadReport) if f.name != "waiting_by_reason")
+_LOAD_PAIRS: dict[str, type[int] | type[float]] = {"waiting_by_reason": int, "waited_s_by_reason": float}
+"""Fields of (reason, number) pairs."""
+_LOAD_FIELDS = tuple((f.name, str(f.type)) for f in dataclasses.fields(LoadReport) if f.name not in _LOAD_PAIRS)
 _LOAD_DEFAULTS: dict[str, object] = {"int": 0, "float": 0.0, "str": "", "bool": False}
 
 
@@ -186,18 +188,19 @@ def _logprob_from(values: tuple[Any, ...]) -> TokenLogprob:
 
 
 def encode_load(load: LoadReport) -> dict[str, object]:
-    """Plain names and numbers for the store's functions to read; `waiting_by_reason` is a list of pairs."""
+    """Plain names and numbers for the store's functions to read; what is told by reason is a list of pairs."""
     fields: dict[str, object] = {name: getattr(load, name) for name, _ in _LOAD_FIELDS}
-    fields["waiting_by_reason"] = [[reason, count] for reason, count in load.waiting_by_reason]
+    fields.update({name: [list(pair) for pair in getattr(load, name)] for name in _LOAD_PAIRS})
     return fields
 
 
 def decode_load(fields: Mapping[str, object]) -> LoadReport:
     """Accepts what Lua makes of a report: whole floats come back as ints, and an empty list as an empty map."""
     known = {name: _number_as(kind, fields.get(name, _LOAD_DEFAULTS[kind])) for name, kind in _LOAD_FIELDS}
-    reasons: Any = fields.get("waiting_by_reason") or ()
-    pairs = reasons.items() if isinstance(reasons, Mapping) else reasons
-    known["waiting_by_reason"] = tuple((str(reason), int(count)) for reason, count in pairs)
+    for name, number in _LOAD_PAIRS.items():
+        reasons: Any = fields.get(name) or ()
+        pairs = reasons.items() if isinstance(reasons, Mapping) else reasons
+        known[name] = tuple((str(reason), number(value)) for reason, value in pairs)
     return LoadReport(**known)
 
 

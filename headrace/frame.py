@@ -82,6 +82,8 @@ class LoadReport:
     """Tokens computed for sequences: prefill, decode, and both again after a preemption."""
     padding_rows_total: int = 0
     """Tokens computed beside them only to make batches rectangular."""
+    waited_s_by_reason: tuple[tuple[str, float], ...] = ()
+    """Seconds that requests have waited here, by reason: they sum to all queue time charged so far."""
 
 
 @dataclass(frozen=True)

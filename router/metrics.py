@@ -143,6 +143,7 @@ class BoardCollector(Collector):
         yield self._per_worker("uncomputed_tokens", "Prefill backlog.", lambda load: load.uncomputed_tokens)
         yield self._blocks()
         yield self._waiting()
+        yield self._waited()
         yield self._totals("preemptions", "Requests that lost their blocks.", lambda load: load.preemptions_total)
         yield self._totals("iterations", "Forward passes.", lambda load: load.iterations)
         yield self._totals("worker_prompt_tokens", "Prompt tokens computed.", lambda load: load.prompt_tokens_total)
@@ -189,6 +190,17 @@ class BoardCollector(Collector):
                 reasons[reason] = reasons.get(reason, 0) + count
         for reason, count in sorted(reasons.items()):
             family.add_metric((self._model, reason), count)
+        return family
+
+    def _waited(self) -> Metric:
+        family = CounterMetricFamily(
+            "headrace:waited_seconds",
+            "Queue time at the worker by reason; the reasons sum to all of it.",
+            labels=("model_name", "worker", "reason"),
+        )
+        for row in self.rows:
+            for reason, seconds in row.load.waited_s_by_reason:
+                family.add_metric((self._model, row.worker, reason), seconds)
         return family
 
     def _store_counts(self, census: Census) -> Metric:

@@ -36,7 +36,7 @@ LOAD = LoadReport(
     block_size=16, max_context=8192, running=2, waiting=1, uncomputed_tokens=77, step_s=0.25,
     drain_tokens_per_s=31.0, iterations=120, prompt_tokens_total=1000, output_tokens_total=2000,
     preemptions_total=4, draining=False, model="smol", weight_version="w", numerics="n",
-    waiting_by_reason=(("blocks", 1),),
+    waiting_by_reason=(("blocks", 1),), waited_s_by_reason=(("blocks", 2.0), ("slots", 0.5)),
 )  # fmt: skip
 
 SAMPLING = st.builds(
@@ -131,12 +131,14 @@ def test_load_reports_come_back_as_they_went() -> None:
 def test_load_reports_survive_lua() -> None:
     """Lua has one number type and one table type."""
     through = {k: math.floor(v) if v == 31.0 else v for k, v in encode_load(LOAD).items()} | {"waiting_by_reason": {}}
-    back = decode_load(through | {"newer": 1})
+    back = decode_load(through | {"newer": 1, "waited_s_by_reason": [["blocks", 2], ["slots", 0.5]]})
     assert back == dataclasses.replace(LOAD, waiting_by_reason=())
     assert isinstance(back.drain_tokens_per_s, float)
+    assert isinstance(back.waited_s_by_reason[0][1], float)
 
 
 def test_load_report_of_an_older_release_gets_defaults() -> None:
     older = encode_load(LOAD)
-    del older["numerics"], older["waiting_by_reason"], older["preemptions_total"]
-    assert decode_load(older) == dataclasses.replace(LOAD, numerics="", waiting_by_reason=(), preemptions_total=0)
+    del older["numerics"], older["waiting_by_reason"], older["preemptions_total"], older["waited_s_by_reason"]
+    expected = dataclasses.replace(LOAD, numerics="", waiting_by_reason=(), preemptions_total=0, waited_s_by_reason=())
+    assert decode_load(older) == expected
