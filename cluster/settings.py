@@ -70,6 +70,12 @@ class Settings(BaseModel):
         description="Inter-token latency in ms that running requests shall keep: prompt chunks shrink to fit; unset: "
         "only --chunk-tokens bounds them.",
     )
+    prefix_cache: bool = Field(
+        True, description="Keep the KV of prompts and outputs, to be found by requests with the same beginning."
+    )
+    host_kv_mib: int = Field(
+        0, ge=0, le=1 << 24, description="Host memory in MiB of one worker for KV blocks that its cache gives up."
+    )
     row_invariant: bool = Field(
         False,
         description="Kernels that give a request the same bits whatever is batched, cached or preempted beside it; "
@@ -155,6 +161,8 @@ class Settings(BaseModel):
             policy=self.policy,
             capacity=self.capacity,
             itl_target_s=None if self.itl_ms is None else self.itl_ms / 1_000,
+            prefix_cache=self.prefix_cache,
+            host_kv_bytes=self.host_kv_mib << 20,
             row_invariant=self.row_invariant,
             attention=self.attention,
             threads=threads,

@@ -36,6 +36,8 @@ class EngineConfig:
     """CPU threads of this worker; 0 = all it can see."""
     kv_bytes: int = 1 << 30
     """KV memory on the CPU when `num_blocks` is None."""
+    host_kv_bytes: int = 0
+    """Host memory for KV blocks that the prefix cache has to give up."""
     prefix_cache: bool = True
     """Whether KV outlives its request, to be found by others of the same tenant with the same beginning."""
     memory_fraction: float = 0.9

@@ -66,7 +66,8 @@ class Engine:
         self._policy = make_policy(config.policy)
         self._limits = Limits(config.chunk_tokens, config.max_sequences, runner.num_blocks, config.block_size)
         self._bounds = bounds_of(runner.shape, config.max_context)
-        self._roster = Roster(self._limits, Reuse(config.prefix_cache, runner.shape.weight_version))
+        reuse = Reuse(config.prefix_cache, runner.shape.weight_version, runner.host_blocks, runner.move_block_s)
+        self._roster = Roster(self._limits, reuse)
         self._roster.state.capacity = make_capacity(config.capacity)
         self._roster.state.itl_s = config.itl_target_s
         self._roster.state.step_time = step_time or StepTime()

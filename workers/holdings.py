@@ -34,6 +34,8 @@ class Reuse:
     weight_version: str = ""
     host_blocks: int = 0
     """Evicted blocks that host memory keeps."""
+    move_block_s: float = 0.0
+    """Seconds that one block takes there and back."""
 
 
 class Holdings:
@@ -92,11 +94,14 @@ class Holdings:
         self.release(generation, reason)
         self._prefixes.end(generation.sequence.key)
 
-    def new_step(self) -> None:
-        """The moves of the step before have been carried out."""
+    def new_step(self, compute_block_s: float) -> None:
+        """The moves of the step before have been carried out. Computing a block takes so long, as measured (0.0: not
+        yet): host memory is used as long as a block's way there and back takes no longer.
+        """
         self._moves.clear()
         if self.tier is not None:
             self.tier.settle()
+            self.tier.worth_it = compute_block_s == 0.0 or self._reuse.move_block_s <= compute_block_s
 
     def adopt(self, generation: Generation, hit: Hit) -> None:
         """Pins what a sequence has found, so that no allocation of this step takes it."""

@@ -99,7 +99,7 @@ class Roster:
         engine's to end, before this. All hits are pinned before any block is allocated, so that no allocation takes
         what another sequence of the same step has found.
         """
-        self.holdings.new_step()
+        self.holdings.new_step(self.state.step_time.recompute_s(self.state.limits.block_size))
         for key in plan.preempted:
             self._preempt(self[key], now)
         hits = [(self[key], self.hit_of(self[key].sequence)) for key in plan.admitted]

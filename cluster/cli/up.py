@@ -68,6 +68,8 @@ def up(
     policy: Annotated[str | None, _option("policy")] = None,
     capacity: Annotated[str | None, _option("capacity")] = None,
     itl_ms: Annotated[int | None, _option("itl_ms")] = None,
+    prefix_cache: Annotated[bool | None, _switch("prefix_cache")] = None,
+    host_kv_mib: Annotated[int | None, _option("host_kv_mib")] = None,
     row_invariant: Annotated[bool | None, _switch("row_invariant")] = None,
     attention: Annotated[str | None, _option("attention")] = None,
     threads: Annotated[int | None, _option("threads")] = None,

@@ -116,6 +116,16 @@ class ModelRunner(Protocol):
         """A block beyond `num_blocks` for rows that pad a batch: written, never read by anyone."""
         ...
 
+    @property
+    def host_blocks(self) -> int:
+        """Blocks that its host memory holds besides: slots 0 … host_blocks-1; 0 without any."""
+        ...
+
+    @property
+    def move_block_s(self) -> float:
+        """Seconds that one block takes to host memory and back; 0.0 while that has not been measured."""
+        ...
+
     def forward(self, slices: Sequence[SequenceSlice], moves: Sequence[Move] = ()) -> tuple[Computed, ...]:
         """Carries the moves out in their order, then writes KV for every row; returns one result per slice, in order.
         Raises only for faults of the device.

@@ -6,12 +6,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import groupby
 
 import torch
 from torch import Tensor
 
-from workers.kv.moves import Move, MoveKind
 from workers.model import memory
 from workers.model.geometry import Geometry
 
@@ -52,18 +50,16 @@ class PagedKvCache:
         """For rows that pad a batch: written, never read by anyone."""
         return self.num_blocks
 
-    def move(self, moves: Sequence[Move]) -> None:
-        """Carries whole blocks from place to place, in order; neighbours of one kind go together."""
-        for kind, run in groupby(moves, key=lambda move: move.kind):
-            pairs = tuple(run)
-            if kind is MoveKind.COPY:
-                self._copy([move.source for move in pairs], [move.target for move in pairs])
+    def gather(self, block_ids: Sequence[int]) -> Tensor:
+        """A copy of whole blocks: `[blocks, 2 · layers, block_size, kv_heads, head_dim]`, keys before values."""
+        index = torch.tensor(block_ids, device=self.keys[0].device)
+        return torch.stack([cache.index_select(0, index) for cache in (*self.keys, *self.values)], dim=1)
 
-    def _copy(self, sources: Sequence[int], targets: Sequence[int]) -> None:
-        device = self.keys[0].device
-        read, write = torch.tensor(sources, device=device), torch.tensor(targets, device=device)
-        for cache in (*self.keys, *self.values):
-            cache.index_copy_(0, write, cache.index_select(0, read))
+    def put(self, block_ids: Sequence[int], blocks: Tensor) -> None:
+        """Overwrites whole blocks with what `gather` gave."""
+        index = torch.tensor(block_ids, device=self.keys[0].device)
+        for place, cache in enumerate((*self.keys, *self.values)):
+            cache.index_copy_(0, index, blocks[:, place])
 
     def scrub(self, block_ids: Sequence[int]) -> None:
         """Replaces what is not a finite number by 0 in the given blocks.

@@ -10,13 +10,17 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from headrace.errors import InvalidRequest
 from headrace.sampling import SamplingParams
 from workers.attention.interface import PagedAttention
 from workers.attention.transformers_hook import PagedPass
 from workers.config import EngineConfig
+from workers.kv.moves import Move
 from workers.model import memory
+from workers.model.host_kv import HostKv
 from workers.model.identity import numerics_fingerprint, weight_version
 from workers.model.interface import Computed, ModelShape, Sampled, SampleSpec, SequenceSlice
+from workers.model.invariant import PROBE_TOKENS, differing_layout, filled_up, filled_up_rows
 from workers.model.kv_cache import PagedKvCache, blocks_that_fit
 from workers.model.rows import flatten
 from workers.model.weights import LoadedModel
@@ -32,6 +36,7 @@ class TorchRunner:
         self._model = model
         self._attention = attention
         self._block_size = config.block_size
+        self._row_invariant = config.row_invariant
         geometry = model.geometry
         self._shape = ModelShape(
             name=config.model_name,
@@ -40,10 +45,14 @@ class TorchRunner:
             bytes_per_token_kv=geometry.kv_bytes_per_token(model.dtype.itemsize),
             eos_token_ids=model.eos_token_ids,
             weight_version=weight_version(Path(config.model_path)),
-            numerics=numerics_fingerprint(model.device, model.dtype, attention.name),
+            numerics=numerics_fingerprint(
+                model.device, model.dtype, attention.name, row_invariant=config.row_invariant
+            ),
         )
         self._sampler = Sampler(geometry.vocab_size, model.device)
         self._cache = self._allocate(config)
+        self._host = HostKv.allocate(self._cache, config.host_kv_bytes)
+        self._move_block_s = 0.0
 
     @property
     def shape(self) -> ModelShape:
@@ -58,6 +67,15 @@ class TorchRunner:
     def scratch_block(self) -> int:
         return self._cache.scratch_block
 
+    @property
+    def host_blocks(self) -> int:
+        return self._host.slots
+
+    @property
+    def move_block_s(self) -> float:
+        """As the warm-up has measured it."""
+        return self._move_block_s
+
     def warm_up(self, chunk_tokens: int) -> float:
         """Runs a single row and then a whole chunk twice, so that the first request pays for no lazy set-up, and
         zeroes the KV they wrote. Returns the longest of the passes after the first, in seconds: the step to expect.
@@ -70,13 +88,27 @@ class TorchRunner:
             began_s = time.perf_counter()
             self.forward((SequenceSlice((0,) * count, 0, blocks, greedy),))
             seconds.append(time.perf_counter() - began_s)
+        self._move_block_s = self._host.measure(self._cache)
         self._cache.clear(blocks)
         return max(seconds[1:])
 
+    def require_row_invariance(self) -> None:
+        """Raises InvalidRequest when this model's rows get other bits in other company, on this machine."""
+        most_tokens = min(self._shape.max_context, self.num_blocks * self._block_size)
+        way = differing_layout(self._logits, self._shape.vocab_size, most_tokens, self._block_size)
+        self._cache.clear(range(-(-min(PROBE_TOKENS, most_tokens) // self._block_size)))
+        if way:
+            raise InvalidRequest(
+                f"a probe computed {way} gave other bits than whole: this model is not row-invariant on this machine "
+                f"with {torch.get_num_threads()} threads",
+                field="row_invariant",
+            )
+
     @torch.inference_mode()
-    def forward(self, slices: Sequence[SequenceSlice]) -> tuple[Computed, ...]:
+    def forward(self, slices: Sequence[SequenceSlice], moves: Sequence[Move] = ()) -> tuple[Computed, ...]:
         """See `ModelRunner.forward`. A slice with an id outside the vocabulary, or whose logits are unusable, gets a
         fault; its neighbours are computed as if it were not there."""
+        self._host.carry_out(self._cache, moves)
         if not slices:
             return ()
         illegal = [
@@ -94,16 +126,19 @@ class TorchRunner:
     def _logits(self, slices: Sequence[SequenceSlice]) -> Tensor:
         """Writes KV for all rows; returns logits `[sampling slices, vocabulary]`."""
         with torch.inference_mode():
+            if self._row_invariant:
+                slices = filled_up(slices, self.scratch_block, self._block_size)
             rows = flatten(slices, self._block_size, self._model.device)
+            kept = filled_up_rows(rows.sampled_rows) if self._row_invariant else rows.sampled_rows
             paged = PagedPass(self._attention.prepare(rows.batch), rows.batch.slots, self._cache)
             output = self._model.module(
                 input_ids=rows.input_ids,
                 position_ids=rows.positions,
                 use_cache=False,
-                logits_to_keep=rows.sampled_rows,
+                logits_to_keep=kept,
                 paged=paged,
             )
-            logits: Tensor = output.logits[0]
+            logits: Tensor = output.logits[0, : len(rows.sampled_rows)]
             return logits
 
     def _scrub_faulty(self, slices: Sequence[SequenceSlice], results: Sequence[Sampled | None]) -> None:
