@@ -5,7 +5,14 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.store.parts import MAX_DETAIL_BYTES, pack_part, short, unpack_parts
+from headrace.store.parts import (
+    MAX_DETAIL_BYTES,
+    pack_logprobs,
+    pack_part,
+    short,
+    unpack_logprobs,
+    unpack_parts,
+)
 
 parts = st.tuples(
     st.text(min_size=1, max_size=40),
@@ -25,6 +32,27 @@ def test_joined_parts_come_apart_again(several: list[tuple[str, int, int, bytes,
 def test_golden_bytes() -> None:
     packed = pack_part("req-1", 2, 7, b"\x01\x00\x00\x00", "stop", "é")
     assert packed.hex() == "0500020007000000040000000402007265712d310100000073746f70c3a9"
+
+
+runs = st.tuples(
+    st.text(min_size=1, max_size=40),
+    st.integers(0, 2**16 - 1),
+    st.integers(0, 2**32 - 1),
+    st.integers(8, 168),
+    st.binary(max_size=40),
+)
+
+
+@given(st.lists(runs, max_size=6))
+def test_joined_runs_of_log_probabilities_come_apart_again(several: list[tuple[str, int, int, int, bytes]]) -> None:
+    assert list(unpack_logprobs(b"".join(pack_logprobs(*one) for one in several))) == several
+
+
+def test_golden_bytes_of_a_run() -> None:
+    """Lua cuts them by the same offsets."""
+    assert (
+        pack_logprobs("req-1", 2, 7, 8, b"12345678").hex() == "05000200070000000800080000007265712d313132333435363738"
+    )
 
 
 def test_a_long_detail_is_cut_between_characters() -> None:
