@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from headrace.frame import FinishReason, Part
 from headrace.logprobs import NO_LOGPROB, TokenLogprob
+from headrace.ranking import measured_logprobs
 from headrace.request import BoundRequest
 from headrace.text_stream import TextStream
 from workers.model.interface import ModelShape, SampleSpec, ScoreSpec, SequenceSlice
@@ -40,7 +41,8 @@ class Generation:
     def __init__(
         self, bound: BoundRequest, choice: int, rank: int, bounds: Bounds, tokenizer: Tokenizer | None, now: float
     ) -> None:
-        request, params = bound.request, bound.request.sampling
+        request = bound.request
+        params = replace(request.sampling, logprobs=measured_logprobs(request))
         journal = bound.journal[choice] if choice < len(bound.journal) else ()
         self.bound = bound
         self.choice = choice
@@ -57,7 +59,7 @@ class Generation:
         """Of the output tokens not yet emitted, where asked for."""
         self._scores: list[TokenLogprob] | None = None
         """Of the prompt tokens so far; None where they are not asked for or an earlier holder has told them."""
-        if params.prompt_logprobs is not None and choice == 0 and not journal:
+        if params.prompt_logprobs is not None and choice == 0 and not bound.prompt_is_scored:
             self._scores = [TokenLogprob(NO_LOGPROB, 0)]
         self.emitted = len(journal)
         self.sequence = Sequence(
