@@ -84,6 +84,12 @@ class LoadReport:
     """Tokens computed beside them only to make batches rectangular."""
     waited_s_by_reason: tuple[tuple[str, float], ...] = ()
     """Seconds that requests have waited here, by reason: they sum to all queue time charged so far."""
+    prefix_tokens_total: int = 0
+    """Known tokens of all that were started, as often as they were …"""
+    prefix_hit_tokens_total: int = 0
+    """… so many of them were found computed, in the cache, in host memory or with another choice …"""
+    host_hit_tokens_total: int = 0
+    """… and so many of these came back from host memory."""
 
 
 @dataclass(frozen=True)

@@ -148,6 +148,13 @@ class BoardCollector(Collector):
         yield self._totals("iterations", "Forward passes.", lambda load: load.iterations)
         yield self._totals("worker_prompt_tokens", "Prompt tokens computed.", lambda load: load.prompt_tokens_total)
         yield self._totals("worker_generation_tokens", "Tokens sampled.", lambda load: load.output_tokens_total)
+        yield self._totals("prefix_cache_queries", "Tokens looked up.", lambda load: load.prefix_tokens_total)
+        yield self._totals(
+            "prefix_cache_hits", "Of these, the ones found computed.", lambda load: load.prefix_hit_tokens_total
+        )
+        yield self._totals(
+            "host_kv_hits", "Of these, the ones read back from host memory.", lambda load: load.host_hit_tokens_total
+        )
         yield self._totals("slot_steps", "Batch slots times forward passes.", lambda load: load.slot_steps_total)
         yield self._totals(
             "slot_steps_wasted", "Of these, the ones that advanced nobody.", lambda load: load.slot_steps_wasted_total

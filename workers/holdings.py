@@ -52,7 +52,9 @@ class Holdings:
         self.known_tokens_total = 0
         """Known tokens of all that were started …"""
         self.hit_tokens_total = 0
-        """… and how many of these were found computed."""
+        """… how many of these were found computed …"""
+        self.host_hit_tokens_total = 0
+        """… and how many of those in host memory."""
 
     @property
     def allocatable_blocks(self) -> int:
@@ -127,6 +129,7 @@ class Holdings:
         generation.found_computed(hit.tokens)
         self.known_tokens_total += sequence.known
         self.hit_tokens_total += hit.tokens
+        self.host_hit_tokens_total += len(hit.host_slots) * self._block_size
 
     def grow(self, generation: Generation, reason: Reason) -> None:
         sequence = generation.sequence

@@ -42,8 +42,12 @@ def load_report(
         weight_version=shape.weight_version,
         numerics=shape.numerics,
         waiting_by_reason=plan.waiting_by_reason,
+        prefix_tokens_total=roster.holdings.known_tokens_total,
+        prefix_hit_tokens_total=roster.holdings.hit_tokens_total,
+        host_hit_tokens_total=roster.holdings.host_hit_tokens_total,
         slot_steps_total=statistics.batch.slot_steps,
         slot_steps_wasted_total=statistics.batch.slot_steps_wasted,
         rows_total=statistics.batch.rows,
         padding_rows_total=statistics.batch.padding,
+        waited_s_by_reason=roster.waits.totals_s(),
     )
