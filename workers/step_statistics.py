@@ -35,11 +35,6 @@ class BatchTotals:
         self.rows += plan.tokens
         self.padding += sum(plan.padding)
 
-    @property
-    def utilisation(self) -> float:
-        """Share of the computed rows that were anybody's; 0.0 before the first pass."""
-        return self.rows / (self.rows + self.padding) if self.rows else 0.0
-
 
 class StepStatistics:
     """Written by the engine's thread only. Idle time does not count: the drain rate is what the worker does while it

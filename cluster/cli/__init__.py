@@ -10,7 +10,7 @@ try:
 except ModuleNotFoundError:  # the plain package is the client only
     sys.exit("headrace: this command needs the server's packages: install headrace[cpu] or headrace[gpu]")
 
-from cluster.cli import bench, chat, down, model, status, up
+from cluster.cli import bench, chat, down, lab, model, status, up
 from cluster.cli.output import report_failure
 
 _HELP = """
@@ -65,6 +65,7 @@ app.command("chat", help=chat.CHAT_HELP)(chat.chat)
 app.command("generate", help=chat.GENERATE_HELP)(chat.generate)
 app.command("bench", help=bench.HELP, add_help_option=False, context_settings=bench.PASS_EVERYTHING_ON)(bench.bench)
 app.add_typer(model.app, name="model")
+app.add_typer(lab.app, name="lab")
 
 
 def main() -> None:
