@@ -107,8 +107,8 @@ class Engine:
         commands, resets = self._mailbox.take()
         for command in commands:
             match command:
-                case Add(bound):
-                    self._take_on(bound)
+                case Add(bound, came_s):
+                    self._take_on(bound, came_s)
                     self._last_inbox_id = bound.inbox_id
                 case Cancel(request_id, inbox_id):
                     self._end_request(request_id, FinishReason.CANCELLED)
@@ -223,7 +223,7 @@ class Engine:
 
     # ---- requests come and go --------------------------------------------------------------------------------------
 
-    def _take_on(self, bound: BoundRequest) -> None:
+    def _take_on(self, bound: BoundRequest, came_s: float) -> None:
         """Starts every choice of a request. The inbox delivers at least once: the same binding again changes nothing,
         a newer one of the same request replaces the old.
         """
@@ -235,7 +235,7 @@ class Engine:
             self._refuse(bound, objection)
             return
         try:
-            generations = [self._begin(bound, choice) for choice in range(bound.request.n)]
+            generations = [self._begin(bound, choice, came_s) for choice in range(bound.request.n)]
         except Exception as error:
             logger.exception("request %s cannot be started", bound.request.id)
             self._refuse(bound, f"it cannot be started: {type(error).__name__}: {error}")
@@ -246,8 +246,8 @@ class Engine:
             else:  # an earlier holder had journaled its last token but not its end
                 self._parts.append(generation.part())
 
-    def _begin(self, bound: BoundRequest, choice: int) -> Generation:
-        return Generation(bound, choice, next(self._ranks), self._bounds, self._tokenizer, self._clock())
+    def _begin(self, bound: BoundRequest, choice: int, came_s: float) -> Generation:
+        return Generation(bound, choice, next(self._ranks), self._bounds, self._tokenizer, came_s)
 
     def _refuse(self, bound: BoundRequest, detail: str) -> None:
         for choice in range(bound.request.n):
@@ -260,14 +260,14 @@ class Engine:
 
     def _end(self, generation: Generation, finish: FinishReason, detail: str = "") -> None:
         self._parts.append(generation.part(finish, detail))
-        self._roster.remove(generation, _REASON_OF.get(finish, Reason.FINISH))
+        self._roster.remove(generation, _REASON_OF.get(finish, Reason.FINISH), self._clock())
         if finish in (FinishReason.STOP, FinishReason.LENGTH):
             self._roster.state.capacity.finished(generation.output_tokens)
 
     def _drop(self, request_id: str, epoch: int | None) -> None:
         for generation in self._roster.of_request(request_id):
             if epoch is None or generation.bound.epoch == epoch:
-                self._roster.remove(generation, Reason.CANCEL)
+                self._roster.remove(generation, Reason.CANCEL, self._clock())
 
     def _drop_everything(self) -> None:
         for request_id in self._roster.request_ids():
@@ -286,7 +286,7 @@ class Engine:
         """Takes a request on at the next iteration boundary. Whatever is wrong with it comes back as a part that says
         `failed`.
         """
-        self._mailbox.post(Add(bound))
+        self._mailbox.post(Add(bound, self._clock()))
 
     def cancel(self, request_id: str, inbox_id: str) -> None:
         """The request is in no plan made after the engine has read this; an unknown or ended one is left alone."""

@@ -18,6 +18,8 @@ MAX_FRAMES = 16_384
 @dataclass(frozen=True)
 class Add:
     bound: BoundRequest
+    came_s: float
+    """Clock time from which it waits."""
 
 
 @dataclass(frozen=True)

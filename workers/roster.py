@@ -14,6 +14,7 @@ from workers.scheduler.pace import next_due_s
 from workers.scheduler.room import Hit
 from workers.scheduler.sequence import Sequence, SequenceKey
 from workers.scheduler.state import Limits, SchedulerState, StepPlan, Work
+from workers.scheduler.waits import WaitAccount
 
 UNSTARTED_AFTER = 2
 """Iterations that bound work may wait for its start before it is offered back (DESIGN section 4)."""
@@ -27,6 +28,7 @@ class Roster:
     def __init__(self, limits: Limits, reuse: Reuse) -> None:
         self.holdings = Holdings(limits, reuse)
         self.state = SchedulerState(limits, free_blocks=limits.total_blocks, books=self)
+        self.waits = WaitAccount()
         self._generations: dict[str, dict[int, Generation]] = {}
         """By request id, the choices that have not ended."""
 
@@ -53,6 +55,7 @@ class Roster:
         key = generation.sequence.key
         self._generations.setdefault(key.request_id, {})[key.choice] = generation
         insort(self.state.waiting, generation.sequence, key=_place)
+        self.waits.arrived(key, generation.sequence.advanced_s)
         self.holdings.begin(generation)
 
     def hit_of(self, sequence: Sequence) -> Hit:
@@ -76,7 +79,7 @@ class Roster:
         cold = [choices for choices in requests if all(c.sequence.advanced_iteration == 0 for c in choices)]
         return tuple((choices[0].bound.request.id, choices[0].bound.epoch) for choices in cold)
 
-    def remove(self, generation: Generation, reason: Reason) -> None:
+    def remove(self, generation: Generation, reason: Reason, now: float) -> None:
         """It has ended, whatever the reason: its blocks go back, nothing of it stays."""
         sequence = generation.sequence
         if sequence in self.state.running:
@@ -86,6 +89,7 @@ class Roster:
         self.holdings.end(generation, reason)
         self._count()
         self.state.batch.members.discard(sequence.key)
+        self.waits.ended(sequence.key, now)
         choices = self._generations[sequence.key.request_id]
         del choices[sequence.key.choice]
         if not choices:
@@ -107,6 +111,7 @@ class Roster:
             self.holdings.adopt(generation, hit)
         for generation, hit in hits:
             self._start(generation, hit, now)
+        self.waits.planned(plan, now)
         if plan.slots:
             self.state.batch.slots = plan.slots
             self.state.batch.members.update(plan.admitted)

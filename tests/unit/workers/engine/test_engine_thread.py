@@ -194,7 +194,7 @@ def test_a_frame_of_before_the_reset_is_not_published() -> None:
     frame = Frame(engine.load(), (), "1-0")
     _, resets = box.take()
     box.publish(frame, resets)
-    box.post(Add(bind(make_request("r", 1, 1))))
+    box.post(Add(bind(make_request("r", 1, 1)), 0.0))
     box.reset()
     box.publish(frame, resets)
     assert box.next_frame(0.0) is None
