@@ -169,9 +169,8 @@ _EMPTY = ("NoExtension", "NoExtensionBias")
 
 def one_line(reason: str) -> str:
     """The library's reason, cut to a sentence for a client."""
-    if reason.strip() in _EMPTY:
-        return "no text at all satisfies it"
-    return " ".join(reason.replace("<non-verbose/>", "").split())[:MAX_REASON_CHARS]
+    cleaned = " ".join(reason.replace("<non-verbose/>", "").split())
+    return "no text at all satisfies it" if cleaned in _EMPTY else cleaned[:MAX_REASON_CHARS]
 
 
 def _library_text(grammar: Grammar) -> str:
@@ -191,7 +190,7 @@ def _library_text(grammar: Grammar) -> str:
 
 
 _JSON_OPTIONS: Any = {"lenient": False, "coerce_one_of": False}
-"""A keyword the library cannot carry out is refused, never ignored; `x-guidance` in a schema changes nothing about it."""
+"""A keyword the library cannot carry out is refused, never ignored; `x-guidance` in a schema changes nothing."""
 _BOOLEAN_SCHEMAS = {"true": "{}", "false": '{"enum": []}'}
 """Options need an object to stand in."""
 
