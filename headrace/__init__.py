@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from headrace.events import Accepted as Accepted
     from headrace.events import Delta as Delta
     from headrace.events import Finished as Finished
+    from headrace.events import PromptLogprobs as PromptLogprobs
+    from headrace.logprobs import TokenLogprob as TokenLogprob
     from headrace.sampling import SamplingParams as SamplingParams
 
 _HOME = {
@@ -31,9 +33,11 @@ _HOME = {
     "Finished": "events",
     "HeadraceError": "errors",
     "Output": "answer",
+    "PromptLogprobs": "events",
     "SamplingParams": "sampling",
     "Stream": "client",
     "Tls": "connection",
+    "TokenLogprob": "logprobs",
 }
 __all__ = tuple(_HOME)
 

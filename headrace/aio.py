@@ -29,7 +29,7 @@ from headrace.connection import (
     error_from_call,
 )
 from headrace.errors import Cancelled
-from headrace.events import Accepted, Delta, Finished
+from headrace.events import Accepted, Delta, Finished, PromptLogprobs
 from headrace.v1 import inference_pb2 as pb
 from headrace.v1.inference_pb2_grpc import InferenceStub
 from headrace.wire import MAX_MESSAGE_BYTES, ModelInfo, chat_request_to_proto, generate_request_to_proto
@@ -67,6 +67,11 @@ class AsyncStream:
     def outputs(self) -> tuple[Output, ...]:
         """Of each choice, by its index, what has come so far; does not wait."""
         return self._fold.outputs
+
+    @property
+    def prompt_logprobs(self) -> PromptLogprobs | None:
+        """Where they were asked for: there once the first delta is; does not wait."""
+        return self._fold.prompt_logprobs
 
     def __aiter__(self) -> AsyncIterator[Delta]:
         return self

@@ -6,7 +6,8 @@ from collections import defaultdict, deque
 from dataclasses import dataclass
 
 from headrace.errors import Unavailable
-from headrace.events import Accepted, Delta, Finished
+from headrace.events import Accepted, Delta, Finished, PromptLogprobs
+from headrace.logprobs import TokenLogprob
 from headrace.v1 import inference_pb2 as pb
 from headrace.wire import error_from_finish, event_from_proto
 
@@ -21,6 +22,8 @@ class Output:
     """From index 0 without a hole: their number is the index of the token that comes next."""
     finished: Finished | None
     """How it ended and what it used; None while it runs."""
+    logprobs: tuple[TokenLogprob, ...] = ()
+    """One for each token where they were asked for."""
 
 
 class StreamFold:
@@ -29,6 +32,7 @@ class StreamFold:
     def __init__(self, choices: int = 1) -> None:
         """`choices` is how many were asked for: so many have to end."""
         self.accepted: Accepted | None = None
+        self.prompt_logprobs: PromptLogprobs | None = None
         self.pending: deque[Delta] = deque()
         """Deltas that arrived and were not yet handed to the caller."""
         self._asked = max(1, choices)
@@ -56,9 +60,12 @@ class StreamFold:
             choice = self._choice(event.choice)
             choice.pieces.append(event.text)
             choice.token_ids.extend(event.token_ids)
+            choice.logprobs.extend(event.logprobs)
             self.pending.append(event)
         elif isinstance(event, Accepted):
             self.accepted = event
+        elif isinstance(event, PromptLogprobs):
+            self.prompt_logprobs = event
         elif isinstance(event, Finished):
             self._choice(event.choice).finished = event
             if (error := error_from_finish(event)) is not None:
@@ -81,7 +88,8 @@ class _Choice:
     def __init__(self) -> None:
         self.pieces: list[str] = []
         self.token_ids: list[int] = []
+        self.logprobs: list[TokenLogprob] = []
         self.finished: Finished | None = None
 
     def output(self, index: int) -> Output:
-        return Output(index, "".join(self.pieces), tuple(self.token_ids), self.finished)
+        return Output(index, "".join(self.pieces), tuple(self.token_ids), self.finished, tuple(self.logprobs))

@@ -26,7 +26,7 @@ from headrace.connection import (
     channel_options,
     error_from_call,
 )
-from headrace.events import Accepted, Delta, Finished
+from headrace.events import Accepted, Delta, Finished, PromptLogprobs
 from headrace.v1 import inference_pb2 as pb
 from headrace.v1.inference_pb2_grpc import InferenceStub
 from headrace.wire import MAX_MESSAGE_BYTES, ModelInfo, chat_request_to_proto, generate_request_to_proto
@@ -64,6 +64,11 @@ class Stream:
     def outputs(self) -> tuple[Output, ...]:
         """Of each choice, by its index, what has come so far; does not wait."""
         return self._fold.outputs
+
+    @property
+    def prompt_logprobs(self) -> PromptLogprobs | None:
+        """Where they were asked for: there once the first delta is; does not wait."""
+        return self._fold.prompt_logprobs
 
     def __iter__(self) -> Iterator[Delta]:
         return self

@@ -11,7 +11,7 @@ import math
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import grpc
@@ -22,6 +22,8 @@ from tokenizers import decoders, models, pre_tokenizers
 
 from headrace.chat_template import ChatTemplate
 from headrace.frame import FinishReason, Frame, LoadReport, Part
+from headrace.logprobs import UNTOLD, TokenLogprob
+from headrace.ranking import measured_logprobs
 from headrace.request import BoundRequest, Request
 from headrace.store.interface import InboxEntry
 from headrace.store.keys import incarnation
@@ -73,6 +75,11 @@ def repeat_prompt(prompt: tuple[int, ...]) -> Sequence[int]:
     return prompt * (CONTEXT // len(prompt) + 1)
 
 
+def scored(token_id: int, tops: int | None, choice: int = 0) -> TokenLogprob:
+    """The likelier the smaller an id, and the earlier a choice; exact in 32 bits. The likeliest ids are 0, 1, …"""
+    return TokenLogprob(-(token_id + choice) / 64, token_id + 1, tuple((i, -i / 64) for i in range(tops or 0)))
+
+
 def every_choice_the_same(answer: Sequence[int], _: int) -> Sequence[int]:
     return answer
 
@@ -97,7 +104,15 @@ class Running:
             finish = FinishReason.STOP
         elif self.index == request.sampling.max_tokens:
             finish = FinishReason.LENGTH
-        return Part(request.id, self.choice, self.bound.epoch, first, (token,), finish)
+        part = Part(request.id, self.choice, self.bound.epoch, first, (token,), finish)
+        tops = measured_logprobs(request)
+        if tops is not None:
+            part = replace(part, logprobs=(scored(token, tops, self.choice),))
+        asked = request.sampling.prompt_logprobs
+        if asked is not None and self.choice == 0 and first == 0:
+            rest = (scored(token_id, asked) for token_id in request.prompt_token_ids[1:])
+            part = replace(part, prompt_logprobs=(UNTOLD, *rest))
+        return part
 
     def end(self, reason: FinishReason, detail: str) -> Part:
         return Part(self.bound.request.id, self.choice, self.bound.epoch, self.index, (), reason, detail)
