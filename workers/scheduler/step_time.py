@@ -19,6 +19,7 @@ PRIOR_INFORMATION = 1e-6
 CAUTION_QUANTILE = 0.9
 CAUTION_STEP = 0.02
 """Most that one pass moves the margin by which cautious predictions exceed the mean."""
+WARM_UP_DECODES = 16
 SPLIT_TOKENS = 1
 """A piece of so many tokens or fewer reads its context once, as a decode does."""
 
@@ -65,6 +66,15 @@ def pass_of(pieces: Iterable[tuple[int, int]]) -> Features:
             tokens += count
             pairs += count * start + count * (count + 1) / 2
     return Features(1.0, float(tokens), float(rows), float(context), pairs)
+
+
+def warm_up_passes(rows: int) -> tuple[tuple[tuple[int, int], ...], ...]:
+    """Passes of pieces (start, count) of one sequence of `rows` tokens that tell the features' shares apart: whole,
+    the second half alone, then decodes with little and with much context, alone and many at once.
+    """
+    last, half = rows - 1, rows // 2
+    chunks = (((0, rows),), ((0, rows),), ((half, rows - half),))
+    return (*chunks, ((0, 1),), ((last, 1),), ((0, 1),) * WARM_UP_DECODES, ((last, 1),) * WARM_UP_DECODES)
 
 
 class StepTime:
