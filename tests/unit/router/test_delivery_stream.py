@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from headrace.errors import Cancelled, Moved
 from headrace.events import Accepted, Delta, Event, Finished
 from headrace.frame import FinishReason
+from headrace.logprobs import TokenLogprob
 from router.delivery.progress import ChoiceProgress
 from router.delivery.stream import RequestStream
 
@@ -63,16 +64,19 @@ def _join(events: list[Event]) -> tuple[tuple[int, ...], str]:
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 6)), max_size=30))
 def test_any_overlapping_or_repeated_parts_give_a_prefix_once_and_in_order(parts: list[tuple[int, int]]) -> None:
     tokens = tuple(range(12))
-    progress, seen, text = _progress(), (), ""
+    progress, seen, text = ChoiceProgress(0, 7, LetterText(), tops=0), (), ""
+    logprobs = tuple(TokenLogprob(-float(token), 1) for token in tokens)
     for first, length in parts:
         before = progress.next_index
-        events = progress.take(first, tokens[first : first + length])
+        told = logprobs[first : first + length]
+        events = progress.take(first, tokens[first : first + length], logprobs=told)
         if first > before:
             assert events is None
             continue
         for event in events or ():
             assert isinstance(event, Delta)
             assert event.first_index == len(seen)
+            assert [-one.logprob for one in event.logprobs] == list(event.token_ids)
             seen, text = seen + event.token_ids, text + event.text
         assert progress.next_index == max(before, min(first + length, 12))
     assert seen == tokens[: progress.next_index]
