@@ -6,15 +6,7 @@ from headrace.errors import InvalidRequest
 from headrace.sampling import SamplingParams
 from router.admission.call import Call
 
-UNSERVED = (
-    "min_p",
-    "presence_penalty",
-    "frequency_penalty",
-    "repetition_penalty",
-    "logit_bias",
-    "logprobs",
-    "prompt_logprobs",
-)
+UNSERVED = ("prompt_logprobs",)
 """Sampling parameters that may only have their default."""
 
 _OFF = SamplingParams()
@@ -25,5 +17,3 @@ def check_served(call: Call) -> None:
     for name in UNSERVED:
         if getattr(call.sampling, name) != getattr(_OFF, name):
             raise InvalidRequest(f"{name} is not supported yet", field=name)
-    if call.computed_choices > call.n:
-        raise InvalidRequest("best_of above n is not supported yet", field="best_of")

@@ -97,6 +97,25 @@ async def test_plain_stubs_get_an_end_for_each_choice(choices: Any) -> None:
     assert {choice: ids[-1] for choice, ids in tokens.items()} == dict.fromkeys(range(4), DOT)
 
 
+async def test_best_of_shows_the_likeliest_of_what_was_computed(choices: Any) -> None:
+    """To the reciter the smallest id is the likeliest, and the last choice says it."""
+    choices.reciter.variant = lambda answer, choice: [answer[2 - choice]] * 20
+    asked = {"prompt": "abc", "temperature": 0, "max_tokens": 4, "n": 2, "best_of": 3}
+    body = (await choices.post(COMPLETIONS, **asked)).json()
+    assert [(c["index"], c["text"], c["logprobs"]) for c in body["choices"]] == [(0, "aaaa", None), (1, "bbbb", None)]
+    assert body["usage"] == {"prompt_tokens": 3, "completion_tokens": 12, "total_tokens": 15}, "all three count"
+    body = (await choices.post(COMPLETIONS, **asked, logprobs=0)).json()
+    assert [c["logprobs"]["tokens"] for c in body["choices"]] == [["a"] * 4, ["b"] * 4]
+
+    request = pb.GenerateRequest(text="abc", sampling=pb.SamplingParams(max_tokens=4), n=1, best_of=3)
+    events = [event async for event in choices.stub.Generate(request)]
+    assert [event.WhichOneof("event") for event in events] == ["accepted", "delta", "finished"]
+    assert (events[1].delta.text, len(events[1].delta.logprobs)) == ("aaaa", 0)
+    refused = await choices.post(COMPLETIONS, **asked, stream=True)
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "best_of")
+    await choices.idle()
+
+
 async def test_priority_reaches_the_queue_as_its_band(rig: Any) -> None:
     assert (await rig.post(COMPLETIONS, prompt="a", max_tokens=1, priority=5)).status_code == 200
     [event async for event in rig.stub.Generate(pb.GenerateRequest(text="a", priority=7, sampling={"max_tokens": 1}))]
