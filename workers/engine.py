@@ -26,7 +26,8 @@ from workers.generation import Generation, bounds_of, objection_to
 from workers.holdings import Reuse
 from workers.kv.ledger import Reason
 from workers.load import NOTHING_SEEN, load_report
-from workers.mailbox import Add, Cancel, Drain, Forget, Mailbox, Reset, Seen
+from workers.lobby import OVERDUE, Lobby
+from workers.mailbox import Add, Cancel, Compiled, Drain, Forget, Mailbox, Reset, Seen
 from workers.model.interface import Computed, ModelRunner, Sampled, SequenceSlice
 from workers.roster import Roster
 from workers.scheduler.capacity import make_capacity
@@ -72,6 +73,7 @@ class Engine:
         self._roster.state.itl_s = config.itl_target_s
         self._roster.state.step_time = step_time or StepTime()
         self._mailbox = Mailbox(clock)
+        self._lobby = Lobby(tokenizer, self._mailbox.post)
         self._statistics = StepStatistics()
         self._ranks = itertools.count()
         self._frame_numbers = itertools.count(1)
@@ -108,8 +110,11 @@ class Engine:
         for command in commands:
             match command:
                 case Add(bound, came_s):
-                    self._take_on(bound, came_s)
+                    self._receive(bound, came_s)
                     self._last_inbox_id = bound.inbox_id
+                case Compiled(bound, came_s):
+                    if self._lobby.leave(bound.request.id, bound.epoch):
+                        self._receive(bound, came_s)
                 case Cancel(request_id, inbox_id):
                     self._end_request(request_id, FinishReason.CANCELLED)
                     self._last_inbox_id = inbox_id
@@ -123,6 +128,8 @@ class Engine:
                     self._drop_everything()
                 case _:
                     assert_never(command)
+        for bound in self._lobby.overdue(self._clock()):
+            self._refuse(bound, OVERDUE)
         return bool(commands), resets
 
     def _plan(self) -> StepPlan:
@@ -196,7 +203,7 @@ class Engine:
     def _take_token(self, generation: Generation, sampled: Sampled) -> str:
         """Returns "" or, in a sentence, why this one request cannot go on."""
         if sampled.fault:
-            return sampled.fault
+            return generation.grammar_fault or sampled.fault
         if not 0 <= sampled.token_id < self._bounds.vocab_size:
             return f"the sampler gave token {sampled.token_id}, outside the vocabulary of {self._bounds.vocab_size}"
         try:
@@ -219,9 +226,14 @@ class Engine:
         load = load_report(
             self._roster, self._statistics, self._runner.shape, self._bounds.max_context, plan, self._draining
         )
-        return Frame(replace(load, seq=next(self._frame_numbers)), tuple(self._parts), self._last_inbox_id)
+        load = replace(self._lobby.counted_in(load), seq=next(self._frame_numbers))
+        return Frame(load, tuple(self._parts), self._last_inbox_id)
 
     # ---- requests come and go --------------------------------------------------------------------------------------
+
+    def _receive(self, bound: BoundRequest, came_s: float) -> None:
+        if self._lobby.admits(bound, came_s, self._clock()):
+            self._take_on(bound, came_s)
 
     def _take_on(self, bound: BoundRequest, came_s: float) -> None:
         """Starts every choice of a request. The inbox delivers at least once: the same binding again changes nothing,
@@ -247,14 +259,17 @@ class Engine:
                 self._parts.append(generation.part())
 
     def _begin(self, bound: BoundRequest, choice: int, came_s: float) -> Generation:
-        return Generation(bound, choice, next(self._ranks), self._bounds, self._tokenizer, came_s)
+        position = self._lobby.position(bound.request.sampling.grammar)
+        return Generation(bound, choice, next(self._ranks), self._bounds, self._tokenizer, came_s, position)
 
-    def _refuse(self, bound: BoundRequest, detail: str) -> None:
+    def _refuse(self, bound: BoundRequest, detail: str, finish: FinishReason = FinishReason.FAILED) -> None:
         for choice in range(bound.request.n):
             journaled = len(bound.journal[choice]) if choice < len(bound.journal) else 0
-            self._parts.append(Part(bound.request.id, choice, bound.epoch, journaled, (), FinishReason.FAILED, detail))
+            self._parts.append(Part(bound.request.id, choice, bound.epoch, journaled, (), finish, detail))
 
     def _end_request(self, request_id: str, finish: FinishReason, detail: str = "") -> None:
+        if bound := self._lobby.leave(request_id):
+            self._refuse(bound, detail, finish)
         for generation in self._roster.of_request(request_id):
             self._end(generation, finish, detail)
 
@@ -265,6 +280,7 @@ class Engine:
             self._roster.state.capacity.finished(generation.output_tokens)
 
     def _drop(self, request_id: str, epoch: int | None) -> None:
+        self._lobby.leave(request_id, epoch)
         for generation in self._roster.of_request(request_id):
             if epoch is None or generation.bound.epoch == epoch:
                 self._roster.remove(generation, Reason.CANCEL, self._clock())
@@ -272,6 +288,7 @@ class Engine:
     def _drop_everything(self) -> None:
         for request_id in self._roster.request_ids():
             self._drop(request_id, None)
+        self._lobby.clear()
         self._parts.clear()
         self._last_inbox_id = NOTHING_SEEN
         self._draining = False
@@ -348,6 +365,7 @@ class Engine:
 
     def start(self) -> None:
         """Runs the loop in its own daemon thread."""
+        self._lobby.open()
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
 
@@ -376,7 +394,7 @@ class Engine:
             self._roster.resume(self._clock())
             self._note_progress()
         if len(self._roster) == 0:
-            return self._mailbox.wait_for_command()
+            return self._mailbox.wait_for_command(self._lobby.patience_s(self._clock()))
         if self._wake_at_s is not None:
             return self._mailbox.wait_for_command(max(0.0, self._wake_at_s - self._clock()))
         return not self._mailbox.is_stopping

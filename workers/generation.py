@@ -11,6 +11,7 @@ from headrace.ranking import measured_logprobs
 from headrace.request import BoundRequest
 from headrace.text_stream import TextStream
 from workers.model.interface import ModelShape, SampleSpec, ScoreSpec, SequenceSlice
+from workers.sampling.grammar import GrammarPosition
 from workers.scheduler.sequence import Sequence, SequenceKey, turn_of
 from workers.scheduler.state import Work
 
@@ -39,7 +40,14 @@ class Generation:
     """
 
     def __init__(
-        self, bound: BoundRequest, choice: int, rank: int, bounds: Bounds, tokenizer: Tokenizer | None, now: float
+        self,
+        bound: BoundRequest,
+        choice: int,
+        rank: int,
+        bounds: Bounds,
+        tokenizer: Tokenizer | None,
+        now: float,
+        grammar: GrammarPosition | None = None,
     ) -> None:
         request = bound.request
         params = replace(request.sampling, logprobs=measured_logprobs(request))
@@ -52,7 +60,10 @@ class Generation:
         self._seed = params.seed if params.seed is not None else 0
         self._eos = () if params.ignore_eos else bounds.eos_token_ids
         self._stop_ids = frozenset(params.stop_token_ids) | frozenset(self._eos)
-        self._banned_early = tuple(sorted(self._stop_ids)) if params.min_tokens else ()
+        self._grammar = grammar
+        self._banned_always = bounds.eos_token_ids if grammar is not None and params.ignore_eos else ()
+        """Elsewhere an EOS that ends nothing is a token like any other; in a grammar it could only be the end."""
+        self._banned_early = tuple(sorted({*self._stop_ids, *self._banned_always})) if params.min_tokens else ()
         self._text = TextStream(tokenizer, params) if params.stop and tokenizer is not None else None
         self._max_context = bounds.max_context
         self._logprobs: list[TokenLogprob] = []
@@ -68,7 +79,7 @@ class Generation:
             band=request.band,
             prompt_tokens=len(self.tokens),
             max_tokens=self._most_output_tokens(),
-            runs_to_the_end=not self._stop_ids and not params.stop,
+            runs_to_the_end=not self._stop_ids and not params.stop and grammar is None,
             known=len(self.tokens),
             turn_s=turn_of(now, request.band),
             advanced_s=now,
@@ -101,10 +112,19 @@ class Generation:
         self.sequence.preempted_in_a_row = 0
         if self._text is not None:
             self._text.push((token_id,))
+        if self._grammar is not None:
+            self._grammar.accept(token_id)
         if (armed and token_id in self._stop_ids) or (self._text is not None and self._text.stopped):
             self.finish = FinishReason.STOP
+        elif self._grammar is not None and self._grammar.complete:
+            self.finish = FinishReason.STOP  # also below `min_tokens`: nothing could follow
         elif self.output_tokens >= self.sequence.max_tokens:
             self.finish = FinishReason.LENGTH
+
+    @property
+    def grammar_fault(self) -> str:
+        """Why its grammar lets nothing through any more; "" while it does, or there is none."""
+        return "" if self._grammar is None else self._grammar.fault
 
     @property
     def scores_prompt(self) -> bool:
@@ -149,13 +169,14 @@ class Generation:
 
     def _sample_spec(self) -> SampleSpec:
         index = self.output_tokens
-        banned = self._banned_early if index < self.params.min_tokens else ()
+        banned = self._banned_early if index < self.params.min_tokens else self._banned_always
         return SampleSpec(
             self.params,
             self._seed,
             self.choice,
             index,
             banned,
+            self._grammar,
             key=self._sample_key,
             tokens=self.tokens,
             prompt_tokens=self.sequence.prompt_tokens,
@@ -197,6 +218,8 @@ def objection_to(bound: BoundRequest, bounds: Bounds, tokenizer: Tokenizer | Non
         )
     if min(tokens) < 0 or max(tokens) >= bounds.vocab_size:
         return f"a token id lies outside the vocabulary of {bounds.vocab_size}"
+    if request.sampling.grammar is not None and tokenizer is None:
+        return "a grammar needs a tokenizer, and this worker has none"
     if request.sampling.stop and tokenizer is None:
         return "stop strings need a tokenizer, and this worker has none"
     return ""

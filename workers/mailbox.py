@@ -50,7 +50,15 @@ class Drain:
     pass
 
 
-Command = Add | Cancel | Seen | Forget | Reset | Drain
+@dataclass(frozen=True)
+class Compiled:
+    """The grammar that this request waited for is ready, or known to be none."""
+
+    bound: BoundRequest
+    came_s: float
+
+
+Command = Add | Cancel | Seen | Forget | Reset | Drain | Compiled
 
 
 class Mailbox:

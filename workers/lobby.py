@@ -1,0 +1,101 @@
+"""Requests whose grammar is not compiled yet: bound to this worker, not in the roster.
+
+They hold no blocks, stand in nobody's way and are not handed back: compiling elsewhere takes as long.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from headrace.frame import LoadReport
+from headrace.grammar import GrammarCompiler, GrammarFault
+from headrace.request import BoundRequest
+from headrace.sampling import Grammar
+from headrace.tokenizer import Tokenizer
+from workers.mailbox import Compiled
+from workers.sampling.grammar import GrammarPosition
+from workers.sampling.grammar_shelf import GrammarShelf
+
+MAX_WAIT_S = 30.0
+"""A request whose grammar is not ready by then fails. Where it was admitted, compiling took at most seconds."""
+OVERDUE = f"its grammar was not compiled within {MAX_WAIT_S:.0f} s"
+WAITS_FOR = "grammar"
+
+
+@dataclass(frozen=True)
+class _Guest:
+    bound: BoundRequest
+    until_s: float
+
+
+class Lobby:
+    """Owned by the engine's thread. At most one binding of a request is in it."""
+
+    def __init__(self, tokenizer: Tokenizer | None, post: Callable[[Compiled], None]) -> None:
+        """`post` is called in the shelf's thread. Without a tokenizer there are no grammars here."""
+        self._shelf = GrammarShelf(GrammarCompiler(tokenizer)) if tokenizer is not None else None
+        self._post = post
+        self._guests: dict[str, _Guest] = {}
+
+    def open(self) -> None:
+        """Before anybody comes: has what the first grammar would wait for made in the background."""
+        if self._shelf is not None:
+            self._shelf.start()
+
+    def admits(self, bound: BoundRequest, came_s: float, now: float) -> bool:
+        """True where the request can begin now. Otherwise it is kept, and `post` tells when to ask again; a binding
+        that is kept already, or is older than one that is, changes nothing.
+        """
+        guest = self._guests.get(bound.request.id)
+        if guest is not None and guest.bound.epoch >= bound.epoch:
+            return False
+        grammar = bound.request.sampling.grammar
+        if grammar is None or self._shelf is None or self._shelf.find(grammar) is not None:
+            return True
+        self._guests[bound.request.id] = _Guest(bound, now + MAX_WAIT_S)
+        self._shelf.order(grammar, lambda: self._post(Compiled(bound, came_s)))
+        return False
+
+    def position(self, grammar: Grammar | None) -> GrammarPosition | None:
+        """Where a new choice stands in a grammar that was admitted. Raises GrammarFault where it does not compile."""
+        if grammar is None:
+            return None
+        start = self._shelf.find(grammar) if self._shelf is not None else GrammarFault("this worker has no tokenizer")
+        if start is None or isinstance(start, GrammarFault):
+            raise start or GrammarFault("its grammar is no longer kept")
+        return GrammarPosition(start)
+
+    def leave(self, request_id: str, epoch: int | None = None) -> BoundRequest | None:
+        """Takes a request out; with `epoch` only that binding of it. None where it is not there."""
+        guest = self._guests.get(request_id)
+        if guest is None or epoch not in (None, guest.bound.epoch):
+            return None
+        del self._guests[request_id]
+        return guest.bound
+
+    def overdue(self, now: float) -> tuple[BoundRequest, ...]:
+        """Takes out whoever has waited too long."""
+        late = [guest.bound for guest in self._guests.values() if guest.until_s <= now]
+        for bound in late:
+            del self._guests[bound.request.id]
+        return tuple(late)
+
+    def patience_s(self, now: float) -> float | None:
+        """Seconds until somebody is overdue; None with nobody there."""
+        return max(0.0, min(guest.until_s for guest in self._guests.values()) - now) if self._guests else None
+
+    def clear(self) -> None:
+        self._guests.clear()
+
+    def counted_in(self, load: LoadReport) -> LoadReport:
+        """`load` with those who wait here: each choice waits, and will need a place."""
+        if not self._guests:
+            return load
+        choices = sum(guest.bound.request.n for guest in self._guests.values())
+        return replace(
+            load,
+            waiting=load.waiting + choices,
+            free_slots=max(0, load.free_slots - choices),
+            waiting_by_reason=(*load.waiting_by_reason, (WAITS_FOR, choices)),
+        )
