@@ -235,18 +235,21 @@ class Link:
 
     def _ends_lost_with(self, frame: Frame, resend: tuple[Place, ...]) -> tuple[Place, ...]:
         """Ends of other choices of these requests: a store that lost the last parts of one may have lost them too, and
-        no later part of an ended choice will ever tell. What the store still has, it takes for a repeat.
+        no later part of an ended choice will ever tell. All that is kept of them goes: what the store still has, it
+        takes for a repeat.
         """
         asked = {(request_id, choice) for request_id, choice, _ in resend}
         requests = {request_id for request_id, _, _ in resend}
         bindings = {(part.request_id, part.epoch) for part in frame.parts if part.request_id in requests}
-        ends = [
-            (part.request_id, part.choice, part.first_index)
-            for _, kept in self._acknowledged
-            for part in kept.parts
-            if part.finish is not None and (part.request_id, part.epoch) in bindings
-        ]
-        return tuple(end for end in ends if end[:2] not in asked)
+        since: dict[tuple[str, int], int] = {}
+        ended: list[tuple[str, int]] = []
+        for part in (part for _, kept in self._acknowledged for part in kept.parts):
+            key = (part.request_id, part.choice)
+            if (part.request_id, part.epoch) in bindings and key not in asked:
+                since.setdefault(key, part.first_index)
+                if part.finish is not None:
+                    ended.append(key)
+        return tuple((*key, since[key]) for key in ended)
 
     def _rebuild(self, frame: Frame, request_id: str, choice: int, from_index: int) -> Part | None:
         """One part with everything of a choice from `from_index` on; None where not all of it is known any more."""
