@@ -81,7 +81,7 @@ def paged_attention(
     attention_mask: Tensor | None,
     *,
     scaling: float,
-    paged: LayerAttention,
+    paged: LayerAttention | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,
     **features: object,
@@ -91,6 +91,8 @@ def paged_attention(
     Raises NotImplementedError for features that change the result and that we do not compute; a probe at loading
     turns it into a refusal (`workers.model.probe`).
     """
+    if paged is None:
+        raise NotImplementedError("attention without the arguments that its model was called with")
     for name in UNSUPPORTED:
         if features.get(name) is not None:
             raise NotImplementedError(f"attention with {UNSUPPORTED[name]}")

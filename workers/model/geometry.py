@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from headrace.errors import InvalidRequest
 
-PER_BATCH_ROPE = ("dynamic", "longrope")
-"""Rotary variants whose angles depend on the longest sequence beside a row: one request would change its
-neighbours'.
-"""
+BIASED = {"alibi": "ALiBi position biases", "relative_attention_num_buckets": "relative position biases"}
+"""Attributes of configurations whose models add something to their scores."""
 
 
 @dataclass(frozen=True)
 class Geometry:
-    """Shapes of one layer's attention; equal in all layers."""
+    """Shapes of one layer's attention, equal in all layers, and what each layer sees."""
 
     num_layers: int
     num_heads: int
@@ -24,15 +22,31 @@ class Geometry:
     vocab_size: int
     max_context: int
     """Tokens of prompt and output together, after `EngineConfig.max_context`."""
+    windows: tuple[int | None, ...]
+    """Per layer, how many tokens a row sees, itself included; None: the whole context."""
+    softcap: float | None = None
+    """Bound of attention scores, as in `AttentionPass.attend`."""
 
     def kv_bytes_per_token(self, element_bytes: int) -> int:
         return 2 * self.num_layers * self.num_kv_heads * self.head_dim * element_bytes
+
+    def effective_window(self, window: int | None) -> int | None:
+        """None for a window that no context outgrows: that is plain causal attention."""
+        return window if window and window < self.max_context else None
+
+    @property
+    def distinct_windows(self) -> tuple[int | None, ...]:
+        return tuple(dict.fromkeys(self.windows))
 
 
 def read_geometry(config: Any, max_context: int | None) -> Geometry:
     """From a transformers configuration. Raises InvalidRequest, naming the feature, for models that need more than
     causal attention over a whole context.
     """
+    if getattr(config, "is_encoder_decoder", False):
+        raise _unsupported(config, "an encoder")
+    config = config.get_text_config(decoder=True)  # a model that also sees keeps it apart; others are their own
+    _refuse_kinds(config)
     trained: int | None = getattr(config, "max_position_embeddings", None)
     if trained is None:
         raise InvalidRequest(f"{_kind(config)}: the configuration has no max_position_embeddings", field="model")
@@ -41,51 +55,57 @@ def read_geometry(config: Any, max_context: int | None) -> Geometry:
             f"max_context must be from 1 to {trained}, the model's own, not {max_context}", field="max_context"
         )
     context = max_context or trained
-    _refuse_windows(config, context)
     _refuse_rope(config, context)
-    if getattr(config, "attn_logit_softcapping", None):
-        raise _unsupported(config, "soft-capped attention logits")
-    if getattr(config, "is_encoder_decoder", False):
-        raise _unsupported(config, "an encoder")
-    if getattr(config, "num_kv_shared_layers", 0):
-        raise _unsupported(config, "keys and values shared between layers")
-    if getattr(config, "kv_lora_rank", None):
-        raise _unsupported(config, "latent attention (compressed keys and values)")
     heads = config.num_attention_heads
-    return Geometry(
+    geometry = Geometry(
         num_layers=config.num_hidden_layers,
         num_heads=heads,
         num_kv_heads=getattr(config, "num_key_value_heads", None) or heads,
         head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
         vocab_size=config.vocab_size,
         max_context=context,
+        windows=(None,) * config.num_hidden_layers,
+        softcap=getattr(config, "attn_logit_softcapping", None) or None,
     )
+    return replace(geometry, windows=tuple(geometry.effective_window(window) for window in _windows(config)))
 
 
-def _refuse_windows(config: Any, context: int) -> None:
-    kinds = set(getattr(config, "layer_types", None) or ())
-    other = kinds - {"full_attention", "sliding_attention"}
+def _windows(config: Any) -> list[int | None]:
+    """Per layer. Without a list of kinds, a configuration's window is every layer's."""
+    kinds = getattr(config, "layer_types", None) or ["sliding_attention"] * config.num_hidden_layers
+    other = set(kinds) - {"full_attention", "sliding_attention"}
     if other:
         raise _unsupported(config, f"layers of type {', '.join(sorted(other))}")
     window = getattr(config, "sliding_window", None)
-    # A window that no context outgrows is plain causal attention.
-    if window and window < context and (not kinds or "sliding_attention" in kinds):
-        raise _unsupported(
-            config, f"sliding-window attention over {window} tokens", f"; max_context {window} avoids it"
-        )
+    return [window if kind == "sliding_attention" else None for kind in kinds]
+
+
+def _refuse_kinds(config: Any) -> None:
+    if getattr(config, "is_heterogeneous", False):
+        raise _unsupported(config, "layers that differ in shape")
+    if getattr(config, "use_bidirectional_attention", None):
+        raise _unsupported(config, "attention to later tokens")
+    if getattr(config, "num_kv_shared_layers", 0):
+        raise _unsupported(config, "keys and values shared between layers")
+    if getattr(config, "kv_lora_rank", None):
+        raise _unsupported(config, "latent attention (compressed keys and values)")
+    for name, feature in BIASED.items():
+        if getattr(config, name, None):
+            raise _unsupported(config, feature)
 
 
 def _refuse_rope(config: Any, context: int) -> None:
+    """longrope's angles depend on the longest sequence of a batch once it outgrows the original context: one request
+    would change its neighbours'. ("dynamic" does so beyond max_position_embeddings only, where no context reaches.)"""
     rope = getattr(config, "rope_parameters", None) or {}
     # Models with several kinds of layers have one set of parameters per kind.
     for parameters in (rope, *(nested for nested in rope.values() if isinstance(nested, dict))):
-        kind = parameters.get("rope_type", "default")
         short = parameters.get("original_max_position_embeddings") or getattr(
             config, "original_max_position_embeddings", None
         )
-        if kind in PER_BATCH_ROPE and not (short and context <= short):
+        if parameters.get("rope_type", "default") == "longrope" and not (short and context <= short):
             hint = f"; max_context {short} avoids it" if short else ""
-            raise _unsupported(config, f"rotary positions of type {kind!r}, which depend on the batch", hint)
+            raise _unsupported(config, "rotary positions of type 'longrope', which depend on the batch", hint)
 
 
 def _unsupported(config: Any, feature: str, hint: str = "") -> InvalidRequest:

@@ -21,7 +21,9 @@ from workers.config import DTYPES, EngineConfig
 from workers.model import memory
 from workers.model.geometry import Geometry, read_geometry
 from workers.model.identity import has_amx, has_bf16
+from workers.model.invariant import EXPERTS_NAME, register_experts
 from workers.model.packing import can_pack, pack_linears
+from workers.model.probe import measured
 
 
 @dataclass(frozen=True)
@@ -43,7 +45,8 @@ def load_model(config: EngineConfig) -> LoadedModel:
     hf_config = _read_config(folder)
     geometry = read_geometry(hf_config, config.max_context)
     memory.require(f"the weights of {config.model_name}", _weight_bytes(folder, dtype), device)
-    module = _load_module(folder, hf_config, dtype, device)
+    module = _load_module(folder, hf_config, dtype, device, EXPERTS_NAME if config.row_invariant else None)
+    geometry = measured(geometry, module, device)
     if can_pack(device, dtype):
         pack_linears(module)
     return LoadedModel(module, geometry, device, dtype, _eos_token_ids(folder))
@@ -87,11 +90,14 @@ def _read_config(folder: Path) -> Any:
         raise InvalidRequest(f"model type {kind!r} is not one transformers can load", field="model") from error
 
 
-def _load_module(folder: Path, hf_config: Any, dtype: torch.dtype, device: torch.device) -> nn.Module:
+def _load_module(
+    folder: Path, hf_config: Any, dtype: torch.dtype, device: torch.device, experts: str | None
+) -> nn.Module:
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging as transformers_logging
 
     transformers_hook.register()
+    register_experts()
     transformers_logging.disable_progress_bar()
     try:
         module = AutoModelForCausalLM.from_pretrained(
@@ -99,6 +105,7 @@ def _load_module(folder: Path, hf_config: Any, dtype: torch.dtype, device: torch
             config=hf_config,
             dtype=dtype,
             attn_implementation=transformers_hook.IMPLEMENTATION_NAME,
+            experts_implementation=experts,
             local_files_only=True,
             trust_remote_code=False,
             use_safetensors=True,
@@ -106,7 +113,7 @@ def _load_module(folder: Path, hf_config: Any, dtype: torch.dtype, device: torch
         )
     except torch.cuda.OutOfMemoryError as error:
         raise memory.OutOfMemory(f"the weights do not fit on {device}: {str(error).splitlines()[0]}") from error
-    except ValueError as error:
+    except (ValueError, KeyError) as error:
         kind = getattr(hf_config, "model_type", "unknown")
         raise InvalidRequest(f"model type {kind!r} is not a causal language model we can run", field="model") from error
     _require_hooks(module, hf_config)

@@ -65,13 +65,32 @@ def test_a_configuration_that_is_not_json(make_model: MakeModel) -> None:
 @pytest.mark.parametrize(
     ("model_type", "changes", "feature"),
     [
-        ("mistral", {"sliding_window": 64}, "sliding-window attention over 64 tokens.*max_context 64 avoids it"),
-        ("gemma2", {"sliding_window": 64}, "sliding-window attention over 64 tokens"),
-        ("gemma2", {"sliding_window": 128}, "soft-capped attention logits"),
+        ("gpt_oss", {"num_local_experts": 2, "num_experts_per_tok": 1}, r"attention with sinks \(s_aux\)"),
+        ("gemma3_text", {"use_bidirectional_attention": True}, "attention to later tokens"),
         (
-            "llama",
-            {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}},
-            "rotary positions of type 'dynamic'",
+            "gemma3_text",
+            {"attn_logit_softcapping": 30.0},
+            r"soft-capped logits \(30.0\) that its layers do not pass on",
+        ),
+        ("llama4_text", {"num_local_experts": 2, "intermediate_size_mlp": 80}, "layers of type chunked_attention"),
+        ("qwen3_next", {"num_experts": 2}, "layers of type linear_attention"),
+        ("deepseek_v3", {"kv_lora_rank": 16, "q_lora_rank": 16}, "latent attention"),
+        ("diffllama", {}, "attention twice in a layer"),
+        ("doge", {}, "attention with a mask of the model's own"),
+        ("nemotron", {"head_dim": None}, "attention without the arguments that its model was called with"),
+        (
+            "phi3",
+            {
+                "original_max_position_embeddings": 32,
+                "rope_parameters": {
+                    "rope_type": "longrope",
+                    "rope_theta": 1e4,
+                    "short_factor": [1.0] * 4,
+                    "long_factor": [2.0] * 4,
+                    "original_max_position_embeddings": 32,
+                },
+            },
+            "rotary positions of type 'longrope'.*max_context 32 avoids it",
         ),
     ],
 )
@@ -84,8 +103,28 @@ def test_what_we_would_compute_wrongly_is_refused_by_name(
     assert raised.value.field == "model"
 
 
-def test_a_window_no_context_outgrows_is_no_window(make_model: MakeModel) -> None:
-    load(make_model("mistral", sliding_window=64), max_context=64)
+@pytest.mark.parametrize("model_type", ["bloom", "mpt", "stablelm", "xglm"])
+def test_a_family_outside_transformers_attention_interface_is_refused(make_model: MakeModel, model_type: str) -> None:
+    with pytest.raises(InvalidRequest, match=f"model type '{model_type}' "):
+        load(make_model(model_type))
+
+
+def test_position_biases_are_refused_before_any_weight_is_read(make_model: MakeModel) -> None:
+    folder = make_model("llama")
+    config = json.loads((folder / "config.json").read_text()) | {"model_type": "falcon", "alibi": True}
+    del config["head_dim"]
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(InvalidRequest, match="model type 'falcon' needs ALiBi position biases"):
+        load(folder)
+
+
+@pytest.mark.parametrize(("max_context", "windows"), [(None, (64,) * 3), (65, (64,) * 3), (64, (None,) * 3)])
+def test_a_window_no_context_outgrows_is_no_window(
+    make_model: MakeModel, max_context: int | None, windows: tuple[int | None, ...]
+) -> None:
+    folder = make_model("mistral", sliding_window=64)
+    config = EngineConfig(str(folder), "tiny", dtype="float32", max_context=max_context, threads=1)
+    assert weights.load_model(config).geometry.windows == windows
 
 
 @pytest.mark.parametrize(
@@ -94,7 +133,7 @@ def test_a_window_no_context_outgrows_is_no_window(make_model: MakeModel) -> Non
         ({"dtype": "float8"}, "dtype", "known: auto, float32, bfloat16"),
         ({"max_context": 129}, "max_context", "from 1 to 128, the model's own, not 129"),
         ({"max_context": 0}, "max_context", "not 0"),
-        ({"attention": "magic"}, "attention", "known: auto, flash, varlen, cpu, reference"),
+        ({"attention": "magic"}, "attention", "known: auto, flash, varlen, cpu, invariant, reference"),
     ],
 )
 def test_a_setting_out_of_bounds(make_model: MakeModel, settings: dict[str, object], field: str, sentence: str) -> None:
