@@ -21,9 +21,19 @@ class Rows:
     """int64 `[1, rows]`."""
     positions: Tensor
     """int64 `[1, rows]`."""
-    sampled_rows: Tensor
-    """int64: the last row of every slice that samples, in slice order."""
+    kept: Tensor
+    """int64: the rows whose logits are needed, slice by slice: those to be scored, then the last one to sample from."""
+    scored: tuple[slice, ...]
+    """For every slice, which of the kept rows are its rows to be scored."""
+    sampled: tuple[int, ...]
+    """Which of the kept rows are sampled from, in slice order."""
     batch: PagedBatch
+
+    def sampled_of(self, kept_logits: Tensor) -> Tensor:
+        """`[sampled, vocabulary]` of `[kept, vocabulary]`."""
+        if len(self.sampled) == len(self.kept):
+            return kept_logits
+        return kept_logits.index_select(0, torch.tensor(self.sampled, dtype=torch.int64, device=kept_logits.device))
 
 
 def flatten(slices: Sequence[SequenceSlice], block_size: int, device: torch.device) -> Rows:
@@ -39,7 +49,7 @@ def flatten(slices: Sequence[SequenceSlice], block_size: int, device: torch.devi
     tables = _block_table(slices, key_lens, block_size)
     slots = tables[owner, positions // block_size].long() * block_size + positions % block_size
     input_ids = torch.tensor(list(chain.from_iterable(s.token_ids for s in slices)))
-    sampled = torch.tensor([end - 1 for s, end in zip(slices, ends, strict=True) if s.sample], dtype=torch.int64)
+    kept, scored, sampled = _kept_rows(slices, ends)
     batch = PagedBatch(
         query_lens=query_lens,
         key_lens=key_lens,
@@ -48,7 +58,23 @@ def flatten(slices: Sequence[SequenceSlice], block_size: int, device: torch.devi
         block_table=tables.to(device),
         slots=slots.to(device),
     )
-    return Rows(input_ids[None].to(device), positions[None].to(device), sampled.to(device), batch)
+    return Rows(input_ids[None].to(device), positions[None].to(device), kept.to(device), scored, sampled, batch)
+
+
+def _kept_rows(
+    slices: Sequence[SequenceSlice], ends: Sequence[int]
+) -> tuple[Tensor, tuple[slice, ...], tuple[int, ...]]:
+    kept: list[int] = []
+    scored, sampled = [], []
+    for piece, end in zip(slices, ends, strict=True):
+        count = 0 if piece.score is None else len(piece.score.targets)
+        begin = end - len(piece.token_ids)
+        scored.append(slice(len(kept), len(kept) + count))
+        kept += range(begin, begin + count)
+        if piece.sample is not None:
+            sampled.append(len(kept))
+            kept.append(end - 1)
+    return torch.tensor(kept, dtype=torch.int64), tuple(scored), tuple(sampled)
 
 
 def _block_table(slices: Sequence[SequenceSlice], key_lens: Sequence[int], block_size: int) -> Tensor:

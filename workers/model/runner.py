@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from headrace.errors import InvalidRequest
-from headrace.sampling import SamplingParams
+from headrace.sampling import MAX_TOP_LOGPROBS, SamplingParams
 from workers.attention.interface import PagedAttention
 from workers.attention.transformers_hook import PagedPass
 from workers.config import EngineConfig
@@ -19,12 +19,13 @@ from workers.kv.moves import Move
 from workers.model import memory
 from workers.model.host_kv import HostKv
 from workers.model.identity import numerics_fingerprint, weight_version
-from workers.model.interface import Computed, ModelShape, Sampled, SampleSpec, SequenceSlice
+from workers.model.interface import Computed, ModelShape, Sampled, SampleSpec, ScoreSpec, SequenceSlice
 from workers.model.invariant import PROBE_TOKENS, differing_layout, filled_up, filled_up_rows
 from workers.model.kv_cache import PagedKvCache, blocks_that_fit
-from workers.model.rows import flatten
+from workers.model.rows import Rows, flatten
 from workers.model.weights import LoadedModel
-from workers.sampling.sampler import Sampler
+from workers.sampling.logprobs import scores
+from workers.sampling.sampler import UNUSABLE, Sampler
 
 log = logging.getLogger(__name__)
 
@@ -109,27 +110,38 @@ class TorchRunner:
         """See `ModelRunner.forward`. A slice with an id outside the vocabulary, or whose logits are unusable, gets a
         fault; its neighbours are computed as if it were not there."""
         self._host.carry_out(self._cache, moves)
-        if not slices:
-            return ()
-        illegal = [
-            i for i, s in enumerate(slices) if not 0 <= min(s.token_ids) <= max(s.token_ids) < self._shape.vocab_size
-        ]
+        return self._computed(slices) if slices else ()
+
+    def _computed(self, slices: Sequence[SequenceSlice]) -> tuple[Computed, ...]:
+        illegal = {i for i, s in enumerate(slices) if not _is_legal(s, self._shape.vocab_size)}
         safe = [s if i not in illegal else _with_zeros(s) for i, s in enumerate(slices)] if illegal else slices
+        rows, logits = self._kept_logits(safe)
         specs: list[SampleSpec] = [s.sample for s in safe if s.sample is not None]
-        tokens = iter(self._sampler.sample(self._logits(safe), specs))
-        results: list[Sampled | None] = [None if s.sample is None else next(tokens) for s in safe]
-        for i in illegal:
-            results[i] = Sampled(0, f"a token id is outside the vocabulary of {self._shape.vocab_size}")
+        tokens = iter(self._sampler.sample(rows.sampled_of(logits), specs))
+        results = []
+        for i, (piece, scored) in enumerate(zip(safe, rows.scored[: len(safe)], strict=True)):
+            sampled = None if piece.sample is None else next(tokens)
+            told = () if piece.score is None else scores(logits[scored], piece.score)
+            if told is None:
+                sampled = Sampled(0, UNUSABLE)
+            if i in illegal:
+                sampled = Sampled(0, f"a token id is outside the vocabulary of {self._shape.vocab_size}")
+            results.append(Computed(sampled, told or ()))
         self._scrub_faulty(slices, results)
-        return tuple(Computed(result) for result in results)
+        return tuple(results)
 
     def _logits(self, slices: Sequence[SequenceSlice]) -> Tensor:
         """Writes KV for all rows; returns logits `[sampling slices, vocabulary]`."""
+        rows, logits = self._kept_logits(slices)
+        return rows.sampled_of(logits)
+
+    def _kept_logits(self, slices: Sequence[SequenceSlice]) -> tuple[Rows, Tensor]:
+        """Writes KV for all rows; returns the logits of those to score and to sample, `[rows.kept, vocabulary]`."""
         with torch.inference_mode():
             if self._row_invariant:
                 slices = filled_up(slices, self.scratch_block, self._block_size)
             rows = flatten(slices, self._block_size, self._model.device)
-            kept = filled_up_rows(rows.sampled_rows) if self._row_invariant else rows.sampled_rows
+            kept = filled_up_rows(rows.kept) if self._row_invariant else rows.kept
             paged = PagedPass(self._attention.prepare(rows.batch), rows.batch.slots, self._cache)
             output = self._model.module(
                 input_ids=rows.input_ids,
@@ -138,11 +150,12 @@ class TorchRunner:
                 logits_to_keep=kept,
                 paged=paged,
             )
-            logits: Tensor = output.logits[0, : len(rows.sampled_rows)]
-            return logits
+            logits: Tensor = output.logits[0, : len(rows.kept)]
+            return rows, logits
 
-    def _scrub_faulty(self, slices: Sequence[SequenceSlice], results: Sequence[Sampled | None]) -> None:
-        faulty = [s.block_ids for s, r in zip(slices, results, strict=True) if r is not None and r.fault]
+    def _scrub_faulty(self, slices: Sequence[SequenceSlice], results: Sequence[Computed]) -> None:
+        faults = [r.sampled.fault if r.sampled is not None else "" for r in results]
+        faulty = [s.block_ids for s, fault in zip(slices, faults, strict=True) if fault]
         if faulty:
             self._cache.scrub(sorted({block for ids in faulty for block in ids}))
 
@@ -155,14 +168,17 @@ class TorchRunner:
         return PagedKvCache.allocate(model.geometry, num_blocks, config.block_size, model.device, model.dtype)
 
     def _measured_budget(self, config: EngineConfig) -> int:
-        """What a GPU has left for KV beside weights and the activations of the largest step, in bytes."""
+        """What a GPU has left for KV beside weights and the activations of the largest step, in bytes. The largest is a
+        whole chunk of a prompt to be scored: the logits of all its rows are there at once.
+        """
         device, geometry = self._model.device, self._model.geometry
         rows = min(config.chunk_tokens, geometry.max_context)
         blocks = -(-rows // config.block_size)
         self._cache = PagedKvCache.allocate(geometry, blocks, config.block_size, device, self._model.dtype)
         torch.cuda.reset_peak_memory_stats(device)
         before = torch.cuda.memory_allocated(device)
-        self._logits((SequenceSlice((0,) * rows, 0, tuple(range(blocks)), None),))
+        everything = ScoreSpec((0,) * rows, MAX_TOP_LOGPROBS)
+        self._computed((SequenceSlice((0,) * rows, 0, tuple(range(blocks)), None, everything),))
         activations = torch.cuda.max_memory_allocated(device) - before
         logits = config.max_sequences * geometry.vocab_size * _LOGITS_BYTES
         del self._cache
@@ -173,8 +189,13 @@ class TorchRunner:
         return budget
 
 
-_LOGITS_BYTES = 4 * 8
-"""Per logit of a full batch: the sampler holds about four float64 copies at once."""
+_LOGITS_BYTES = 4 * 12
+"""Per logit of a full batch: the counts of penalised ids, and at most eleven float32 copies at once."""
+
+
+def _is_legal(piece: SequenceSlice, vocabulary: int) -> bool:
+    targets = () if piece.score is None else piece.score.targets
+    return all(0 <= min(ids) <= max(ids) < vocabulary for ids in (piece.token_ids, targets) if ids)
 
 
 def _with_zeros(faulty: SequenceSlice) -> SequenceSlice:

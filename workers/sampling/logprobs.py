@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from headrace.logprobs import TokenLogprob
+from workers.model.interface import ScoreSpec
 from workers.sampling.blocks import highest
 from workers.sampling.weights import block_sums, weigh
 
@@ -25,6 +26,13 @@ def logprobs(logits: Tensor, targets: Sequence[int], tops: Sequence[int]) -> lis
         piece = slice(first, first + rows)
         told += _of_piece(logits[piece].float(), targets[piece], tops[piece])
     return told
+
+
+def scores(logits: Tensor, spec: ScoreSpec) -> tuple[TokenLogprob, ...] | None:
+    """One for every target of `spec`, from the rows of `logits` that predict them; None where any row is unusable."""
+    if not torch.isfinite(logits.amax(-1)).all():
+        return None
+    return tuple(logprobs(logits, spec.targets, (spec.top,) * len(spec.targets)))
 
 
 def _of_piece(logits: Tensor, targets: Sequence[int], tops: Sequence[int]) -> list[TokenLogprob]:
