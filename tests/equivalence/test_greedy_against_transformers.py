@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -99,14 +99,20 @@ class Runs:
         self._path = model_path
         self._model = model
 
-    def engine(self, num_blocks: int = 1_600, chunk_tokens: int = 512) -> Engine:
+    def engine(
+        self,
+        num_blocks: int = 1_600,
+        chunk_tokens: int = 512,
+        policy: str = "chunked",
+        max_sequences: int = 256,
+    ) -> Engine:
         config = _config(self._path, num_blocks, chunk_tokens)
         geometry = self._model.geometry
         spec = AttentionSpec(
             torch.device("cpu"), torch.float32, geometry.num_heads, geometry.num_kv_heads, geometry.head_dim, 16
         )
         runner = TorchRunner(config, self._model, resolve_attention("auto", spec))
-        return Engine(runner, config, tokenizer=None)
+        return Engine(runner, replace(config, policy=policy, max_sequences=max_sequences), tokenizer=None)
 
     def outputs(self, engine: Engine, cases: Sequence[Case]) -> tuple[list[tuple[int, ...]], Frame]:
         """Submits all cases at once; returns their tokens and the last frame."""
@@ -200,6 +206,17 @@ def test_preempted_and_recomputed(runs: Runs, few: list[Case]) -> None:
 
 
 # ---- all 64: `make test-all` --------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("policy", ["static", "dynamic", "continuous"])
+def test_few_under_every_other_policy(runs: Runs, few: list[Case], policy: str) -> None:
+    engine = runs.engine(policy=policy, max_sequences=len(few) // 2)  # two full batches, one after the other
+    outputs, frame = runs.outputs(engine, few)
+    check(few, outputs)
+    padded = policy != "continuous"
+    assert (frame.load.padding_rows_total > 0, frame.load.slot_steps_wasted_total > 0) == (padded, padded)
 
 
 @pytest.mark.slow
