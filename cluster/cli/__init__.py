@@ -10,7 +10,7 @@ try:
 except ModuleNotFoundError:  # the plain package is the client only
     sys.exit("headrace: this command needs the server's packages: install headrace[cpu] or headrace[gpu]")
 
-from cluster.cli import bench, chat, down, lab, model, status, up
+from cluster.cli import bench, chat, down, generate, lab, model, status, up
 from cluster.cli.output import report_failure
 
 _HELP = """
@@ -61,8 +61,8 @@ def _options(
 app.command("up", help=up.HELP)(up.up)
 app.command("down", help=down.HELP)(down.down)
 app.command("status", help=status.HELP)(status.status)
-app.command("chat", help=chat.CHAT_HELP)(chat.chat)
-app.command("generate", help=chat.GENERATE_HELP)(chat.generate)
+app.command("chat", help=chat.HELP)(chat.chat)
+app.command("generate", help=generate.HELP)(generate.generate)
 app.command("bench", help=bench.HELP, add_help_option=False, context_settings=bench.PASS_EVERYTHING_ON)(bench.bench)
 app.add_typer(model.app, name="model")
 app.add_typer(lab.app, name="lab")

@@ -76,7 +76,7 @@ def repeat_prompt(prompt: tuple[int, ...]) -> Sequence[int]:
 
 
 def scored(token_id: int, tops: int | None, choice: int = 0) -> TokenLogprob:
-    """The likelier the smaller an id and, a little, the earlier a choice; exact in 32 bits. The likeliest are 0, 1, …"""
+    """The likelier the smaller an id and, a little, the earlier a choice; exact in 32 bits. The likeliest: 0, 1, …"""
     return TokenLogprob(-(token_id + choice / 8) / 64, token_id + 1, tuple((i, -i / 64) for i in range(tops or 0)))
 
 
