@@ -73,10 +73,10 @@ def measured(geometry: Geometry, module: nn.Module, device: torch.device) -> Geo
     differ in ways that one cache cannot hold, or when the model asks for another attention than its configuration
     announces."""
     probe = probe_model(module, device)
-    if sorted(probe.layers) != list(range(geometry.num_layers)) or probe.repeated:
-        raise _unsupported(
-            module, f"{len(probe.layers)} layers with attention of {geometry.num_layers}, or attention twice in a layer"
-        )
+    if probe.repeated:
+        raise _unsupported(module, "attention twice in a layer")
+    if sorted(probe.layers) != list(range(geometry.num_layers)):
+        raise _unsupported(module, f"attention in {len(probe.layers)} of {geometry.num_layers} layers")
     layers = [probe.layers[i] for i in range(geometry.num_layers)]
     first = layers[0]
     for layer in layers:
