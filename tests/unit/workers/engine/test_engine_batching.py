@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from headrace.frame import Frame
@@ -94,6 +96,19 @@ def test_padding_is_computed_on_the_scratch_block_for_every_idle_slot() -> None:
     run_until(engine, client, 2)
     shapes = [[(len(piece.token_ids), piece.block_ids[0] == 64) for piece in slices] for slices in runner.passes]
     assert shapes == [[(9, False), (4, False), (5, True)], [(1, False), (1, True)], [(1, False), (1, True)]]
+
+
+def test_equal_prompts_go_together_although_one_could_wait_for_the_other_s_prefix() -> None:
+    runner = ScriptedRunner(64, 4)
+    engine = Engine(runner, make_config(policy="static", max_sequences=2, prefix_cache=True), None, Ticks())
+    first = make_request("first", 9, 3, ignore_eos=True)
+    twin = replace(first, id="twin")
+    client = Client()
+    for request in (first, twin):
+        engine.add(bind(request))
+    run_until(engine, client, 2)
+    assert [len(piece.token_ids) for piece in runner.passes[0]] == [9, 9]
+    assert client.answer("twin") == client.answer("first") == solo_output(first)
 
 
 def test_while_a_batch_is_collected_the_engine_sleeps(monkeypatch: pytest.MonkeyPatch) -> None:
