@@ -45,7 +45,7 @@ class Holdings:
         self._reuse = reuse
         self._block_size = limits.block_size
         self.tier = HostTier(reuse.host_blocks) if reuse.host_blocks and reuse.retain else None
-        pool = BlockPool(limits.total_blocks, retain=reuse.retain, evicted=self._save if self.tier else None)
+        pool = BlockPool(limits.total_blocks, retain=reuse.retain, evicted=None if self.tier is None else self._save)
         self.tables = BlockTables(pool, limits.block_size)
         self._prefixes = Prefixes(pool, limits.block_size, self.tier)
         self._moves: list[Move] = []

@@ -70,11 +70,12 @@ class Roster:
 
     def unstarted(self, iteration: int, held: frozenset[SequenceKey] = frozenset()) -> tuple[tuple[str, int], ...]:
         """(request id, epoch) of those that came `UNSTARTED_AFTER` iterations ago or more and of which nothing has run
-        here: another worker with room would serve them sooner. Not of those that the policy has `held` on purpose."""
+        here: another worker with room would serve them sooner. Not of those that the policy has `held` on
+        purpose, nor of those whose prefix is being computed here."""
         if not self.state.waiting:
             return ()
-        late = [s.key for s in self.state.waiting if iteration - s.arrived_iteration >= UNSTARTED_AFTER]
-        old = {key.request_id for key in late if key not in held}
+        late = [s for s in self.state.waiting if iteration - s.arrived_iteration >= UNSTARTED_AFTER]
+        old = {s.key.request_id for s in late if s.key not in held and not self.hit_of(s).pending}
         requests = [self.of_request(request_id) for request_id in sorted(old)]
         cold = [choices for choices in requests if all(c.sequence.advanced_iteration == 0 for c in choices)]
         return tuple((choices[0].bound.request.id, choices[0].bound.epoch) for choices in cold)

@@ -112,7 +112,7 @@ class Model:
             return
         key = self.random.choice(list(self.live))
         live = self.live[key]
-        more = [int(self.random.random() < 0.2) for _ in range(self.random.randint(0, 3))]
+        more = self._tokens(self.random.randint(0, 3))
         need = -(-(len(live.tokens) + len(more)) // BLOCK_SIZE) - len(self.tables.block_ids(key))
         if need > self.pool.allocatable_blocks:
             return
@@ -139,6 +139,10 @@ class Model:
     def fail(self) -> None:
         if self.random.random() < 0.2:
             self._release(Reason.FAIL)
+
+    def _tokens(self, count: int) -> list[int]:
+        """Mostly zeros, so that beginnings meet."""
+        return [int(self.random.random() < 0.2) for _ in range(count)]
 
     def _release(self, reason: Reason) -> None:
         if not self.live:

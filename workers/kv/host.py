@@ -27,9 +27,6 @@ class HostTier:
         self._total = slots
         self._busy: set[bytes] = set()
 
-    def __len__(self) -> int:
-        return len(self._slots)
-
     def slot_of(self, block_hash: bytes) -> int | None:
         return self._slots.get(block_hash) if self.worth_it else None
 

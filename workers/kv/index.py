@@ -14,9 +14,6 @@ class PrefixIndex:
         self._block_of: dict[bytes, int] = {}
         self._hash_of: dict[int, bytes] = {}
 
-    def __len__(self) -> int:
-        return len(self._block_of)
-
     def block_of(self, block_hash: bytes) -> int | None:
         return self._block_of.get(block_hash)
 
