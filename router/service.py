@@ -1,6 +1,6 @@
 """What every ingress calls: submit a call, get a stream of events. No protocol is known here.
 
-    call → cheap refusals → prompt ids → limits → placement → `admit` → stream
+    call → cheap refusals → prompt ids → grammar → limits → placement → `admit` → stream
 
 The order matters: whatever costs nothing to refuse is refused before the prompt is rendered, and nothing reaches the
 store that could not run. From `Accepted` on, the request is the store's, and this process only delivers it.
@@ -37,12 +37,12 @@ from router.admission.limits import (
 )
 from router.admission.price import OutputEstimate, price_blocks
 from router.admission.refusals import error_for
-from router.admission.unserved import check_served
 from router.board_view import SLOWEST_START_S, BoardView
 from router.config import RouterConfig
 from router.delivery.hub import Delivery
 from router.delivery.stream import RequestStream
 from router.field_names import loggable
+from router.grammars.judge import GrammarJudge
 from router.metrics import RouterMetrics
 from router.placement.choose import PlacementRequest, choose
 from router.prompting import PromptEncoder
@@ -80,6 +80,7 @@ class RouterService:
         self.started_unix_s = int(time.time())
         self._store = store
         self._prompts = PromptEncoder(tokenizer, template, config.tokenizer_threads)
+        self._grammars = GrammarJudge(config.model_path, config.grammar_limit_s)
         self._board = BoardView(store)
         self._estimate = OutputEstimate()
         self._slot_tag = model_tag(config.cluster_id, config.model_name)
@@ -94,6 +95,10 @@ class RouterService:
         """Joins the store. Raises Unavailable when it cannot be reached."""
         await self._delivery.start()
 
+    async def warm(self) -> None:
+        """Has ready what the first request with a grammar would wait for."""
+        await self._grammars.warm()
+
     async def drain(self) -> None:
         """Refuses new calls and waits, at most `drain_s`, for the open ones to end."""
         self._draining = True
@@ -105,6 +110,7 @@ class RouterService:
         self._draining = True
         await self._delivery.stop()
         self._prompts.close()
+        self._grammars.close()
 
     @property
     def alive(self) -> bool:
@@ -163,6 +169,8 @@ class RouterService:
         try:
             token_ids = await self._prompts.token_ids(call)
             check_prompt_length(len(token_ids), self.limits, call.prompt_field)
+            if call.sampling.grammar is not None:
+                await self._grammars.check(call.sampling.grammar, call.grammar_field)
             board = await self._board.rows()
         finally:
             self._preparing -= 1
@@ -180,7 +188,6 @@ class RouterService:
         self._refuse_when_draining()
         check_model(call.model, self.limits)
         check_choices(call)
-        check_served(call)
         call.sampling.validated()
         if isinstance(call.prompt, TokenPrompt):
             check_token_ids(call.prompt.token_ids, self.limits, call.prompt_field)

@@ -17,11 +17,6 @@ LETTERS = sorted(__import__("tokenizers").pre_tokenizers.ByteLevel.alphabet())
 HI = [{"role": "user", "content": "hi 😀"}]
 
 
-@pytest.fixture(autouse=True)
-def served(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("router.admission.unserved.UNSERVED", ())
-
-
 def logprob(letter: str) -> float:
     """What the reciter says of a letter (see `scored`)."""
     return -LETTERS.index(letter) / 64

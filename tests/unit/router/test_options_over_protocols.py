@@ -29,6 +29,7 @@ OPTIONS: list[tuple[str, Any]] = [
     ("repetition_penalty", 1.25),
     ("logit_bias", {"5": -100, "299": 0.5}),
     ("logprobs", 3),
+    ("prompt_logprobs", 0),
 ]
 
 
