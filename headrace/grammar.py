@@ -150,6 +150,7 @@ class GrammarCompiler:
         import llguidance
 
         try:
+            check_bounds(grammar)
             limits = llguidance.LLParserLimits(**_LIMITS)
             matcher = llguidance.LLMatcher(self._vocabulary, _library_text(grammar), log_level=0, limits=limits)
             if not matcher.is_error():
@@ -158,6 +159,8 @@ class GrammarCompiler:
             reason = matcher.get_error() if matcher.is_error() else ""
         except GrammarFault:
             raise
+        except InvalidRequest as fault:
+            raise GrammarFault(fault.message) from None
         except BaseException as fault:  # a panic of the library is not an Exception
             if isinstance(fault, KeyboardInterrupt | SystemExit | MemoryError):
                 raise

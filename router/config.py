@@ -27,6 +27,8 @@ class RouterConfig:
     """Requests one router delivers at once; more are refused with a time to come back."""
     tokenizer_threads: int = 2
     """Threads that render and tokenise beside the event loop."""
+    grammar_limit_s: float = 2.0
+    """What one grammar may take to compile before its request is refused as too complex."""
     stall_limit_s: float = 120.0
     """A client that takes nothing of what waits for it for this long counts as gone."""
     drain_s: float = 5.0

@@ -56,6 +56,7 @@ class Router:
         )
         await self._grpc.start()
         await self._http.start()
+        self._warming = asyncio.ensure_future(self._service.warm())
         self._ready = RouterReady(self._grpc.port, self._http.port, loaded - began, time.monotonic() - loaded)
 
     async def ready(self) -> RouterReady:

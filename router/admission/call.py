@@ -47,6 +47,7 @@ class Call:
     prompt_field: str = "prompt"
     """The name the ingress has for the prompt, so that a refusal names what the client wrote."""
     max_tokens_field: str = "max_tokens"
+    grammar_field: str = "grammar"
     n: int = 1
     """Choices the client is shown."""
     best_of: int | None = None
