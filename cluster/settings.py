@@ -81,6 +81,12 @@ class Settings(BaseModel):
         description="Kernels that give a request the same bits whatever is batched, cached or preempted beside it; "
         "slower (docs/determinism.md); CPU only.",
     )
+    step_log: str | None = Field(
+        None,
+        min_length=1,
+        description="Folder in which each worker writes its last plans, with all they depended on, when it ends; "
+        "unset: none. For debugging.",
+    )
     attention: str = Field(
         "auto",
         min_length=1,
@@ -164,6 +170,7 @@ class Settings(BaseModel):
             prefix_cache=self.prefix_cache,
             host_kv_bytes=self.host_kv_mib << 20,
             row_invariant=self.row_invariant,
+            step_log=self.step_log,
             attention=self.attention,
             threads=threads,
             kv_bytes=self.kv_mib << 20,

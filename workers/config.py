@@ -29,6 +29,8 @@ class EngineConfig:
     capacity: str = "over-commit"
     itl_target_s: float | None = None
     """Inter-token latency that running requests shall keep; None: only `chunk_tokens` bounds a step."""
+    step_log: str | None = None
+    """Folder in which the last plans, with all they depended on, are written when the engine ends."""
     attention: str = "auto"
     row_invariant: bool = False
     """A row gets the same bits alone, in any batch, at any chunk border. CPU only."""

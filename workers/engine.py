@@ -13,10 +13,12 @@ from __future__ import annotations
 
 import itertools
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, assert_never
 
 from headrace.frame import FinishReason, Frame, LoadReport, Part
@@ -33,6 +35,7 @@ from workers.roster import Roster
 from workers.scheduler.capacity import make_capacity
 from workers.scheduler.policy import make_policy
 from workers.scheduler.state import Limits, StepPlan
+from workers.scheduler.step_log import StepLog
 from workers.scheduler.step_time import StepTime
 from workers.step_statistics import StepStatistics
 
@@ -64,8 +67,10 @@ class Engine:
         self._runner = runner
         self._tokenizer = tokenizer
         self._clock = clock
-        self._policy = make_policy(config.policy)
         self._limits = Limits(config.chunk_tokens, config.max_sequences, runner.num_blocks, config.block_size)
+        self._step_log = StepLog(config.policy, config.capacity, self._limits) if config.step_log else None
+        self._policy = self._step_log or make_policy(config.policy)
+        self._step_log_folder = config.step_log
         self._bounds = bounds_of(runner.shape, config.max_context)
         reuse = Reuse(config.prefix_cache, runner.shape.weight_version, runner.host_blocks, runner.move_block_s)
         self._roster = Roster(self._limits, reuse)
@@ -384,6 +389,17 @@ class Engine:
                 self.step()
         except Exception:
             logger.exception("the engine's loop ended")
+        finally:
+            self._write_step_log()
+
+    def _write_step_log(self) -> None:
+        if self._step_log is None or self._step_log_folder is None:
+            return
+        path = Path(self._step_log_folder) / f"steps-{os.getpid()}.jsonl"
+        try:
+            path.write_text("".join(f"{line}\n" for line in self._step_log.lines()), encoding="utf-8")
+        except OSError as error:
+            logger.warning("the step log cannot be written: %s", error)
 
     def _await_work(self) -> bool:
         """Sleeps while there is nothing to do or nobody takes the frames; False once stopping."""

@@ -71,6 +71,7 @@ def up(
     prefix_cache: Annotated[bool | None, _switch("prefix_cache")] = None,
     host_kv_mib: Annotated[int | None, _option("host_kv_mib")] = None,
     row_invariant: Annotated[bool | None, _switch("row_invariant")] = None,
+    step_log: Annotated[str | None, _option("step_log")] = None,
     attention: Annotated[str | None, _option("attention")] = None,
     threads: Annotated[int | None, _option("threads")] = None,
     gpu_memory: Annotated[float | None, _option("gpu_memory")] = None,

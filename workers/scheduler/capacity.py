@@ -8,7 +8,7 @@ whole length at once (as TensorRT-LLM's GUARANTEED_NO_EVICT does), so nobody eve
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Protocol
+from typing import Any, Protocol
 
 from workers.scheduler.estimate import OutputEstimate
 from workers.scheduler.peak import Growth, earliest_reserved_start, earliest_start, peak_blocks, reserved_blocks
@@ -38,6 +38,14 @@ class Capacity(Protocol):
         """Blocks ran out."""
         ...
 
+    def memory(self) -> dict[str, Any]:
+        """All that its answers depend on besides the questions, as plain JSON."""
+        ...
+
+    def recall(self, memory: dict[str, Any]) -> None:
+        """Answers from here on as the one did whose memory this is."""
+        ...
+
 
 class OverCommit:
     """The exact peak test with an online estimate of output lengths."""
@@ -61,6 +69,12 @@ class OverCommit:
     def preempted(self) -> None:
         self.estimate.preempted()
 
+    def memory(self) -> dict[str, Any]:
+        return self.estimate.memory()
+
+    def recall(self, memory: dict[str, Any]) -> None:
+        self.estimate.recall(memory)
+
 
 class NoEvict:
     """Prompt and `max_tokens` are reserved to the end."""
@@ -79,6 +93,12 @@ class NoEvict:
 
     def preempted(self) -> None:
         """Only a sequence longer than the pool can lose its blocks, and that says nothing of the others."""
+
+    def memory(self) -> dict[str, Any]:
+        return {}
+
+    def recall(self, memory: dict[str, Any]) -> None:
+        """There is nothing to recall."""
 
 
 _REGISTRY: dict[str, Callable[[], Capacity]] = {"over-commit": OverCommit, "no-evict": NoEvict}

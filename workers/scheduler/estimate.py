@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 from workers.scheduler.sequence import Sequence
 
@@ -30,6 +31,16 @@ class OutputEstimate:
         self._next_weight = 1.0
         self._alarm = 0.0
         self._answers: dict[int, int | None] = {}
+
+    def memory(self) -> dict[str, Any]:
+        """All that its answers depend on, as plain JSON."""
+        return {"weights": list(self._weights.items()), "next_weight": self._next_weight, "alarm": self._alarm}
+
+    def recall(self, memory: dict[str, Any]) -> None:
+        """Answers from here on as the one did whose memory this is."""
+        self._weights = dict(memory["weights"])
+        self._next_weight, self._alarm = memory["next_weight"], memory["alarm"]
+        self._answers.clear()
 
     def finished(self, output_tokens: int) -> None:
         """One request ended by itself after so many tokens."""

@@ -78,6 +78,11 @@ def test_capacity_and_pace_reach_the_workers() -> None:
     assert Settings.resolve({}, {}).engine_config("/m", "tiny", threads=1).itl_target_s is None
 
 
+def test_a_folder_for_step_logs_reaches_the_workers() -> None:
+    logged = Settings.resolve({}, {"HEADRACE_STEP_LOG": "/var/log/steps"})
+    assert logged.engine_config("/m", "tiny", threads=1).step_log == "/var/log/steps"
+
+
 def test_what_workers_and_routers_are_told() -> None:
     settings = Settings.resolve({"kv_mib": 64, "kv_blocks": 100, "result_ttl_s": 5, "host": "0.0.0.0"}, {})
     engine = settings.engine_config("/m", "tiny", threads=3)
