@@ -14,7 +14,7 @@ import msgpack
 import pytest
 import redis
 
-from headrace.codec import encode_load
+from headrace.codec import encode_load, logprob_bytes
 from headrace.store.calls import PartRow, part_columns
 from headrace.store.functions import library
 from headrace.store.keys import Keys
@@ -89,11 +89,13 @@ def measure(client: redis.Redis, size: int, records: bytes = b"") -> Times:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("size", "most"), [(32, 6), (256, 4)])
-def test_a_frame_costs_little_more_than_its_appends(server: Server, size: int, most: int) -> None:
+@pytest.mark.parametrize(("size", "tops", "most"), [(32, None, 6), (256, None, 4), (32, 5, 10), (256, 5, 8)])
+def test_a_frame_costs_little_more_than_its_appends(server: Server, size: int, tops: int | None, most: int) -> None:
+    records = b"" if tops is None else bytes(logprob_bytes(tops))
     with server.client() as client:
-        times = measure(client, size)
+        times = measure(client, size, records)
     report, bare, checked = min(times.report), min(times.bare), min(times.checked)
     median = sorted(times.report)[FRAMES // 2]
-    print(f"\n{size} requests: report {report:.0f} µs (median {median:.0f}), bare {bare:.0f}, checked {checked:.0f}")
+    what = f"{size} requests, " + ("no log probabilities" if tops is None else f"{tops} likeliest")
+    print(f"\n{what}: report {report:.0f} µs (median {median:.0f}), bare {bare:.0f}, checked {checked:.0f}")
     assert report < most * bare

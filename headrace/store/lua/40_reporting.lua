@@ -153,14 +153,14 @@ local RUN, RUN_BYTES, RECORD_AT = '<I2I2I4I2I4', 14, 9
 
 -- Journals the log probabilities of the tokens that a part has just added at `index`, and passes them on beside it. A
 -- hole before them (tokens of a worker that tells none) is filled with zeros: rank 0 says that there are none.
-local function tell_scores(s, out, scores, owner, part, index, fresh)
-  local id, run, prompt = part.id, scores.runs[part.at], scores.prompts[part.at]
+local function tell_scores(s, out, owner, at, id, choice, first, index, fresh)
   if fresh == '' then return end
+  local run, prompt = out.scores.runs[at], out.scores.prompts[at]
   if run then
     local size = struct.unpack('<I2', run, RECORD_AT)
-    local records = string.sub(run, RUN_BYTES + #id + (index - part.first) * size + 1)
-    call('SETRANGE', key_lp(s, id, part.choice), index * size, records)
-    if index ~= part.first then run = struct.pack(RUN, #id, part.choice, index, size, #records) .. id .. records end
+    local records = string.sub(run, RUN_BYTES + #id + (index - first) * size + 1)
+    call('SETRANGE', key_lp(s, id, choice), index * size, records)
+    if index ~= first then run = struct.pack(RUN, #id, choice, index, size, #records) .. id .. records end
     local told = out.logprobs[owner]
     if told then told[#told + 1] = run else out.logprobs[owner] = {run} end
   end
@@ -176,7 +176,7 @@ local function take_unusual(s, taken, out, key, holding, part)
     taken.resend[#taken.resend + 1] = {id, choice, index}
     return false
   end
-  if out.scores then tell_scores(s, out, out.scores, holding.owner, part, index, fresh) end
+  if out.scores then tell_scores(s, out, holding.owner, part.at, id, choice, part.first, index, fresh) end
   local newly, ended = false, false
   if finish ~= '' then newly, ended = finish_choice(s, id, choice, finish, part.detail) end
   if fresh ~= '' or newly then
@@ -227,10 +227,7 @@ local function take_parts(s, worker, c)
       local key = prefix .. id .. (choice == 0 and ':0' or ':' .. choice)
       if not last and not holding.is_marked and fresh ~= '' and lands(key, firsts[at], fresh) then
         local owner = holding.owner
-        if scores then
-          local part = {at = at, id = id, choice = choice, first = firsts[at]}
-          tell_scores(s, out, scores, owner, part, part.first, fresh)
-        end
+        if scores then tell_scores(s, out, owner, at, id, choice, firsts[at], firsts[at], fresh) end
         if not out.lists and owner ~= (out.only or owner) then spread(out, at - 1) end
         if out.lists then
           local list = list_of(out, owner)
