@@ -8,12 +8,14 @@ from pathlib import Path
 
 import torch
 
+from workers.model.weight_files import weight_files
+
 SAMPLES_PER_FILE = 64
 SAMPLE_BYTES = 4096
 
 
 def weight_version(folder: Path) -> str:
-    """A short hash of config.json and of every safetensors file: name, size, header and evenly spaced samples of the
+    """A short hash of config.json and of every file of weights: name, size, header and evenly spaced samples of the
     data.
 
     Reading everything would cost a minute for a large model, a header alone would not tell two fine-tunes apart; 64
@@ -21,7 +23,7 @@ def weight_version(folder: Path) -> str:
     """
     digest = hashlib.blake2b(digest_size=8)
     digest.update((folder / "config.json").read_bytes())
-    for path in sorted(folder.glob("*.safetensors")):
+    for path in weight_files(folder):
         size = path.stat().st_size
         digest.update(f"\n{path.name}:{size}\n".encode())
         with path.open("rb") as file:

@@ -33,6 +33,13 @@ def pack_linears(module: nn.Module) -> None:
             pack_linears(child)
 
 
+def leave_file(module: nn.Module) -> None:
+    """Copies what is left of the weights out of the memory-mapped files, in place: a mapping stays, with all that was
+    packed from it, as long as one norm or embedding lies in it. Tied parameters stay tied."""
+    for parameter in module.parameters():
+        parameter.data = parameter.data.clone()
+
+
 class PackedLinear(nn.Module):
     """`nn.Linear` for inference on `[..., in_features]`."""
 

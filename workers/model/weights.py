@@ -8,6 +8,7 @@ from __future__ import annotations
 import inspect
 import json
 import os
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,8 +23,9 @@ from workers.model import memory
 from workers.model.geometry import Geometry, read_geometry
 from workers.model.identity import has_amx, has_bf16
 from workers.model.invariant import EXPERTS_NAME, register_experts
-from workers.model.packing import can_pack, pack_linears
+from workers.model.packing import can_pack, leave_file, pack_linears
 from workers.model.probe import measured
+from workers.model.weight_files import tensor_numel, weight_files
 
 
 @dataclass(frozen=True)
@@ -44,11 +46,14 @@ def load_model(config: EngineConfig) -> LoadedModel:
     dtype = resolve_dtype(config.dtype, device)
     hf_config = _read_config(folder)
     geometry = read_geometry(hf_config, config.max_context)
-    memory.require(f"the weights of {config.model_name}", _weight_bytes(folder, dtype), device)
+    # Once they are in `dtype`, whatever they are stored in.
+    needed = dtype.itemsize * sum(tensor_numel(path) for path in weight_files(folder))
+    memory.require(f"the weights of {config.model_name}", needed, device)
     module = _load_module(folder, hf_config, dtype, device, EXPERTS_NAME if config.row_invariant else None)
     geometry = measured(geometry, module, device)
     if can_pack(device, dtype):
         pack_linears(module)
+        leave_file(module)
     return LoadedModel(module, geometry, device, dtype, _eos_token_ids(folder))
 
 
@@ -75,8 +80,6 @@ def _checked_folder(path: str) -> Path:
         raise UnknownModel(f"no model folder at {path}", field="model")
     if not (folder / "config.json").is_file():
         raise UnknownModel(f"{path} is not a model folder: it has no config.json", field="model")
-    if not any(folder.glob("*.safetensors")):
-        raise UnknownModel(f"{path} has no *.safetensors weights (other formats are not loaded)", field="model")
     return folder
 
 
@@ -100,7 +103,7 @@ def _load_module(
     register_experts()
     transformers_logging.disable_progress_bar()
     try:
-        module = AutoModelForCausalLM.from_pretrained(
+        module, report = AutoModelForCausalLM.from_pretrained(
             folder,
             config=hf_config,
             dtype=dtype,
@@ -109,6 +112,7 @@ def _load_module(
             local_files_only=True,
             trust_remote_code=False,
             use_safetensors=True,
+            output_loading_info=True,
             device_map=None if device.type == "cpu" else {"": device},
         )
     except torch.cuda.OutOfMemoryError as error:
@@ -116,8 +120,21 @@ def _load_module(
     except (ValueError, KeyError) as error:
         kind = getattr(hf_config, "model_type", "unknown")
         raise InvalidRequest(f"model type {kind!r} is not a causal language model we can run", field="model") from error
+    except RuntimeError as error:  # its text speaks of arguments of transformers
+        raise InvalidRequest(
+            f"the weights in {folder} have other shapes than its config.json says; the log names them", field="model"
+        ) from error
+    _require_complete(folder, report["missing_keys"])
     _require_hooks(module, hf_config)
     return module.eval().requires_grad_(False)
+
+
+def _require_complete(folder: Path, missing: Collection[str]) -> None:
+    """transformers gives parameters that no file holds random values, and goes on."""
+    if missing:
+        first, *others = sorted(missing)
+        more = f" and {len(others)} more" if others else ""
+        raise InvalidRequest(f"the weights in {folder} lack {first}{more}", field="model")
 
 
 def _require_hooks(module: nn.Module, hf_config: Any) -> None:
@@ -127,18 +144,6 @@ def _require_hooks(module: nn.Module, hf_config: Any) -> None:
         raise InvalidRequest(
             f"model type {hf_config.model_type!r} does not support transformers' attention interface", field="model"
         )
-
-
-def _weight_bytes(folder: Path, dtype: torch.dtype) -> int:
-    """Size of all tensors once they are in `dtype`, from the headers alone."""
-    numel = 0
-    for path in folder.glob("*.safetensors"):
-        with path.open("rb") as file:
-            header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
-        for name, entry in header.items():
-            if name != "__metadata__":
-                numel += torch.Size(entry["shape"]).numel()
-    return numel * dtype.itemsize
 
 
 def _eos_token_ids(folder: Path) -> tuple[int, ...]:
