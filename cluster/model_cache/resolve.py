@@ -13,6 +13,8 @@ from cluster.model_cache.convert import CONVERTER_VERSION, convert_gguf
 from cluster.model_cache.embedded import EMBEDDED_NAME, embedded_model
 from cluster.model_cache.folders import make_once
 from cluster.progress import Progress, silent
+from headrace.errors import UnknownModel
+from workers.model.weight_files import tensor_numel, weight_files
 
 _EMBEDDED_SPECS = ("", "smollm2", EMBEDDED_NAME.lower())
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
@@ -54,6 +56,11 @@ def _checked_folder(folder: Path) -> Path:
         missing.append("*.safetensors")
     if missing:
         raise NoSuchModel(f"{folder} is not a usable model folder: it lacks {', '.join(missing)}")
+    try:
+        for path in weight_files(folder):
+            tensor_numel(path)
+    except UnknownModel as error:  # told here, before any worker starts
+        raise NoSuchModel(error.message) from error
     return folder
 
 

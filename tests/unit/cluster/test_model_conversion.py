@@ -324,6 +324,16 @@ def test_a_model_folder_is_taken_as_it_is_if_complete(gguf: Path, tmp_path: Path
     assert (found.path, found.name) == (folder.resolve(), "my-model")
 
 
+def test_a_folder_whose_weights_are_cut_short_is_told_before_anything_starts(gguf: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "my-model"
+    folder.mkdir()
+    convert_gguf(gguf, folder)
+    weights_file = folder / "model.safetensors"
+    weights_file.write_bytes(weights_file.read_bytes()[:-1])
+    with pytest.raises(NoSuchModel, match=r"model\.safetensors is cut short"):
+        resolve_model(str(folder), tmp_path / "cache")
+
+
 @pytest.mark.parametrize(
     "spec", ["nonsense", "./nowhere", "/nowhere/at/all", "a/b/c", "missing.gguf", "~/nowhere-at-all"]
 )
