@@ -35,7 +35,6 @@ from headrace.store.interface import (
     Census,
     DeliveryEntry,
     InboxEntry,
-    Refusal,
     Refused,
     Reported,
     RequestStatus,
@@ -106,11 +105,6 @@ def _entries(reply: Any) -> list[tuple[str, dict[str, Any]]]:
     ]
 
 
-def _full(call: Admit) -> Refused:
-    asked = len(call.request.prompt_token_ids) + (call.request.sampling.max_tokens or 0)
-    return Refused(Refusal.STORE_FULL, limit=0, asked=asked, retry_after_ms=RETRY_MS)
-
-
 class _Commands:
     """What both stores send: the calls of one model's functions, and the load of their library."""
 
@@ -161,7 +155,7 @@ class AsyncRedisStore(_Commands):
             return calls.admit_reply(await self._call("admit", *calls.admit_arguments(call)))
         except Unavailable as fault:
             if isinstance(fault.__cause__, OutOfMemoryError):
-                return _full(call)
+                return calls.refuse_full(call)
             raise
 
     async def cancel(self, request_id: str, *, owner_epoch: int | None = None) -> State | None:

@@ -24,7 +24,7 @@ from headrace.codec import (
 from headrace.errors import HeadraceError, InvalidRequest, Unavailable
 from headrace.frame import FinishReason, Frame, Part
 from headrace.logprobs import TokenLogprob
-from headrace.request import BoundRequest
+from headrace.request import BoundRequest, Request
 from headrace.store.interface import (
     Admit,
     Admitted,
@@ -42,7 +42,7 @@ from headrace.store.interface import (
     State,
     Swept,
 )
-from headrace.store.limits import BANDS
+from headrace.store.limits import BANDS, RETRY_MS
 from headrace.store.parts import pack_logprobs, pack_part, short, unpack_logprobs, unpack_parts
 
 Arguments = list[Any]
@@ -84,7 +84,7 @@ def admit_arguments(call: Admit) -> Arguments:
         request.band,
         request.n,
         call.price_blocks,
-        prompt + request.n * most,
+        _cost(request),
         prompt + most,
         list(call.candidates),
         [[worker, blocks] for worker, blocks in call.overlap_blocks],
@@ -96,6 +96,16 @@ def admit_arguments(call: Admit) -> Arguments:
         call.tenant_cap_tokens,
         call.global_cap_tokens,
     ]
+
+
+def refuse_full(call: Admit) -> Refused:
+    """What a call is told while the server has no memory for it."""
+    return Refused(Refusal.STORE_FULL, limit=0, asked=_cost(call.request), retry_after_ms=RETRY_MS)
+
+
+def _cost(request: Request) -> int:
+    """Tokens that it may come to hold: the prompt once, which its choices share, and an output each."""
+    return len(request.prompt_token_ids) + request.n * (request.sampling.max_tokens or 0)
 
 
 def admit_reply(reply: Reply) -> Admitted | Refused:

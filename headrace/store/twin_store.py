@@ -24,7 +24,6 @@ from headrace.store.interface import (
     Census,
     DeliveryEntry,
     InboxEntry,
-    Refusal,
     Refused,
     Reported,
     RequestStatus,
@@ -62,7 +61,7 @@ class TwinStore(_Away):
         try:
             return calls.admit_reply(self.call("admit", *calls.admit_arguments(call)))
         except MemoryFull:
-            return Refused(Refusal.STORE_FULL, 0, 0, 1_000)
+            return calls.refuse_full(call)
 
     async def cancel(self, request_id: str, *, owner_epoch: int | None = None) -> State | None:
         return calls.cancel_reply(self.call("cancel", request_id, -1 if owner_epoch is None else owner_epoch))

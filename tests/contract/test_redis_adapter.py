@@ -78,9 +78,9 @@ async def test_only_admit_is_refused_when_memory_is_full(own_server: Server) -> 
     await store.admit(admission("q1"))
     with own_server.client() as client:
         client.config_set("maxmemory", 1)
-    refused = await store.admit(admission("q2"))
+    refused = await store.admit(admission("q2", n=3, prompt=20, max_tokens=12))
     assert isinstance(refused, Refused)
-    assert refused.reason is Refusal.STORE_FULL
+    assert (refused.reason, refused.asked) == (Refusal.STORE_FULL, 56)
     assert link.report(WORKER, frame(part("q1", 0, 5), seq=2)).dropped == ()
     assert await store.journal("q1", 0, 0) == (5,)
     assert await store.cancel("q1") is not None
