@@ -25,12 +25,17 @@ class Biases:
     value: Tensor
 
 
+PIECE_LOGITS = {"cpu": 1 << 20, "cuda": 1 << 26}
+"""Most logits drawn from together: what a core's caches hold, or what a GPU's memory has to spare."""
+
+
 @dataclass(frozen=True)
 class DrawnRows:
-    """The parameters of the rows that draw, `[drawn, 1]` each; `rows` says which of the batch they are."""
+    """The parameters of rows that draw, `[drawn, 1]` each; `rows` says which of the batch they are."""
 
     rows: list[int]
-    index: Tensor
+    index: slice | Tensor
+    """The same: a slice where they follow one another, which makes a view."""
     temperature: Tensor
     top_k: Tensor
     """The vocabulary's size where there is no limit."""
@@ -64,7 +69,8 @@ class BatchParameters:
 
     biases: Biases | None
     penalties: Penalties | None
-    drawn: DrawnRows | None
+    drawn: tuple[DrawnRows, ...]
+    """All rows that draw, in pieces that are not too large."""
     told: list[int]
     """Rows whose log probabilities are asked for."""
 
@@ -74,7 +80,7 @@ class BatchParameters:
         return BatchParameters(
             _biases(specs, vocabulary, device),
             _penalties(params, device),
-            _drawn(params, vocabulary, device),
+            tuple(_drawn(params, rows, vocabulary, device) for rows in _pieces(params, vocabulary, device)),
             [row for row, p in enumerate(params) if p.logprobs is not None],
         )
 
@@ -126,17 +132,21 @@ def _penalties(params: Sequence[SamplingParams], device: torch.device) -> Penalt
     return Penalties(rows, repetition, presence, frequency)
 
 
-def _drawn(params: Sequence[SamplingParams], vocabulary: int, device: torch.device) -> DrawnRows | None:
+def _pieces(params: Sequence[SamplingParams], vocabulary: int, device: torch.device) -> list[list[int]]:
     rows = [row for row, p in enumerate(params) if p.temperature > 0]
-    if not rows:
-        return None
+    size = max(1, PIECE_LOGITS[device.type] // vocabulary)
+    return [rows[first : first + size] for first in range(0, len(rows), size)]
+
+
+def _drawn(params: Sequence[SamplingParams], rows: list[int], vocabulary: int, device: torch.device) -> DrawnRows:
     drawn = [params[row] for row in rows]
     values = [(p.temperature, min(p.top_k or vocabulary, vocabulary), p.top_p, p.min_p) for p in drawn]
     columns = torch.tensor(values, dtype=torch.float64, device=device).T[..., None]
     limited = [i for i, p in enumerate(drawn) if 0 < p.top_k < vocabulary]
+    follow = rows[-1] - rows[0] == len(rows) - 1
     return DrawnRows(
         rows=rows,
-        index=torch.tensor(rows, device=device),
+        index=slice(rows[0], rows[-1] + 1) if follow else torch.tensor(rows, device=device),
         temperature=columns[0].float().clamp_(min=COLDEST),
         top_k=columns[1].long(),
         top_p=columns[2],

@@ -56,8 +56,8 @@ class Sampler:
         changed = self._changed(logits, parameters, specs)
         if changed is not logits:
             peak, tokens = peaks(changed)
-        if parameters.drawn is not None:
-            tokens[parameters.drawn.index] = draw(changed, peak, parameters.drawn, specs)
+        for piece in parameters.drawn:
+            tokens[piece.index] = draw(changed, peak, piece, specs)
         verdict = usable.long() + (usable & torch.isfinite(peak))
         ids, verdicts = torch.stack((tokens, verdict)).tolist()
         told = _tell(logits, specs, [row for row in parameters.told if verdicts[row] == 2], ids)

@@ -18,14 +18,18 @@ FLOAT32_FRACTION_BITS = 23
 FLOAT64_BITS = 53
 FINEST_BITS = 35
 """Weights are multiples of 2**-35, about 3e-11 of the likeliest id's, in vocabularies up to 2**18 ids."""
+NOTHING_LEFT = -40.0
+"""exp of this is 0 on the grid. Further down `exp` takes ten times as long, for numbers that no float32 holds."""
 
 
 def weigh(distances: Tensor) -> Tensor:
-    """`exp(distances)` of float32 `[rows, vocabulary]` at most 0, rounded to the grid; overwrites its argument."""
+    """`exp(distances)` of float32 `[rows, vocabulary]` at most 0, rounded to the grid; overwrites its argument. (`exp2`
+    would be faster, but PyTorch's gives the last few elements of a range other bits than those before, on the CPU.)
+    """
     bits = min(FINEST_BITS, FLOAT64_BITS - math.ceil(math.log2(distances.shape[1])))
     # Adding pushes the bits finer than the grid out of float32, and taking away again changes nothing more.
     coarse = 2.0 ** (FLOAT32_FRACTION_BITS - bits)
-    return distances.exp_().add_(coarse).sub_(coarse)
+    return distances.clamp_(min=NOTHING_LEFT).exp_().add_(coarse).sub_(coarse)
 
 
 def block_sums(weights: Tensor) -> Tensor:
