@@ -196,7 +196,11 @@ def _library_text(grammar: Grammar) -> str:
             return LLMatcher.grammar_from_lark("start: " + " | ".join(map(json.dumps, choices_of(grammar.text))))
 
 
-_JSON_OPTIONS: Any = {"lenient": False, "coerce_one_of": False}
+WHITESPACE = r"(?: |\r?\n[ \t]{0,40})?"
+"""Between the parts of JSON: nothing, a space, or a new line with its indentation. Any amount would let a model that
+knows no better fill its whole output with it.
+"""
+_JSON_OPTIONS: Any = {"lenient": False, "coerce_one_of": False, "whitespace_pattern": WHITESPACE}
 """A keyword the library cannot carry out is refused, never ignored; `x-guidance` in a schema changes nothing."""
 _BOOLEAN_SCHEMAS = {"true": "{}", "false": '{"enum": []}'}
 """Options need an object to stand in."""
