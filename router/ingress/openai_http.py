@@ -6,6 +6,7 @@ whatever its Content-Type says, as curl users expect.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import time
@@ -72,9 +73,10 @@ class GenerationEndpoint:
             parsed = parse_body(self._body, raw)
             call = parsed.call(DEFAULT_TENANT, client_id)
         async with await self._service.submit(call) as stream:
+            shown = parsed.shown(self._prompt_text(call.prompt))
             rendering = Rendering(
                 self._service.tokenizer,
-                parsed.shown(self._prompt_text(call.prompt)),
+                shown,
                 chat=isinstance(parsed, ChatBody),
                 request_id=stream.request_id,
                 created=int(time.time()),
@@ -85,7 +87,10 @@ class GenerationEndpoint:
                 await events.open(headers)
                 await _stream(stream, rendering, events, with_usage=parsed.wants_usage_in_stream)
             else:
-                body = rendering.whole(await _collect(stream), _computed_tokens(stream))
+                answer = await _collect(stream)
+                # On another thread where it takes its time: the loop has other streams to serve.
+                write = asyncio.to_thread if shown.is_long else _at_once
+                body = await write(rendering.whole, answer, _computed_tokens(stream))
                 await respond(send, 200, [(b"content-type", b"application/json"), *headers], body)
 
     def _prompt_text(self, prompt: Prompt) -> str:
@@ -124,6 +129,10 @@ async def _stream_output(request_id: str, event: Delta | Finished, rendering: Re
         chunk = rendering.end(event)
     if chunk:
         await events.event(chunk, f"{request_id}:{event.choice}:{max(last_index, 0)}")
+
+
+async def _at_once(work: Callable[[Answer, int], bytes], answer: Answer, computed_tokens: int) -> bytes:
+    return work(answer, computed_tokens)
 
 
 def _computed_tokens(stream: RequestStream) -> int:
