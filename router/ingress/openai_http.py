@@ -87,10 +87,9 @@ class GenerationEndpoint:
                 await events.open(headers)
                 await _stream(stream, rendering, events, with_usage=parsed.wants_usage_in_stream)
             else:
-                answer = await _collect(stream)
+                whole = await _collect(stream), _computed_tokens(stream)
                 # On another thread where it takes its time: the loop has other streams to serve.
-                write = asyncio.to_thread if shown.is_long else _at_once
-                body = await write(rendering.whole, answer, _computed_tokens(stream))
+                body = await asyncio.to_thread(rendering.whole, *whole) if shown.is_long else rendering.whole(*whole)
                 await respond(send, 200, [(b"content-type", b"application/json"), *headers], body)
 
     def _prompt_text(self, prompt: Prompt) -> str:
@@ -129,10 +128,6 @@ async def _stream_output(request_id: str, event: Delta | Finished, rendering: Re
         chunk = rendering.end(event)
     if chunk:
         await events.event(chunk, f"{request_id}:{event.choice}:{max(last_index, 0)}")
-
-
-async def _at_once(work: Callable[[Answer, int], bytes], answer: Answer, computed_tokens: int) -> bytes:
-    return work(answer, computed_tokens)
 
 
 def _computed_tokens(stream: RequestStream) -> int:
