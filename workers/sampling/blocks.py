@@ -25,9 +25,9 @@ def peaks(rows: Tensor) -> tuple[Tensor, Tensor]:
     and any id.
     """
     blocks = in_blocks(rows, -torch.inf)
-    block = blocks.amax(-1).max(-1).indices
-    peak, within = blocks[torch.arange(len(block), device=block.device), block].max(-1)
-    return peak, block * BLOCK + within
+    block = blocks.amax(-1).max(-1, keepdim=True).indices
+    peak, within = blocks.gather(1, block[..., None].expand(-1, -1, BLOCK)).max(-1)
+    return peak[:, 0], (block * BLOCK + within)[:, 0]
 
 
 def highest(rows: Tensor, count: int) -> tuple[Tensor, Tensor]:

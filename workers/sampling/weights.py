@@ -47,8 +47,8 @@ def pick(weights: Tensor, sums: Tensor, noise: Tensor) -> Tensor:
     block = torch.searchsorted(up_to, target, right=True).clamp_(max=sums.shape[1] - 1)
     before = up_to.gather(1, block) - sums.gather(1, block)
     blocks = in_blocks(weights, 0.0)
-    rows = torch.arange(len(sums), device=sums.device)
-    within = blocks[rows, block[:, 0]].cumsum(-1, dtype=torch.float64)
+    chosen = blocks.gather(1, block[..., None].expand(-1, -1, blocks.shape[2]))[:, 0]
+    within = chosen.cumsum(-1, dtype=torch.float64)
     found = torch.searchsorted(within, _below(target - before, within[:, -1:]), right=True)
     ids = block * blocks.shape[2] + found
     return ids[:, 0].clamp_(max=weights.shape[1] - 1)
