@@ -14,13 +14,14 @@ import sys
 from array import array
 from collections.abc import Mapping, Sequence
 from functools import cache
+from itertools import chain
 from typing import Any
 
 import msgpack
 
 from headrace.errors import HeadraceError
 from headrace.frame import LoadReport
-from headrace.logprobs import NO_LOGPROB, TokenLogprob
+from headrace.logprobs import NO_LOGPROB, UNTOLD, TokenLogprob
 from headrace.request import Request
 from headrace.sampling import Grammar, GrammarKind, SamplingParams
 
@@ -161,14 +162,15 @@ def tops_of(record_bytes: int) -> int:
 def encode_logprobs(logprobs: Sequence[TokenLogprob]) -> bytes:
     """Records of one width, that of the longest `top`, so that the record of any token can be read by its index. Rank
     0 (all of a record zero, too) says that there is no log probability."""
-    tops = max((len(one.top) for one in logprobs), default=0)
+    tops = max([len(one.top) for one in logprobs], default=0)
     pack = _logprob_record(tops).pack
-    blank = (NO_ID, NO_LOGPROB)
-    records = []
-    for one in logprobs:
-        pairs = one.top if len(one.top) == tops else (*one.top, *[blank] * (tops - len(one.top)))
-        records.append(pack(one.logprob, one.rank, *[value for pair in pairs for value in pair]))
-    return b"".join(records)
+    blanks = (NO_ID, NO_LOGPROB)
+    return b"".join(
+        [
+            pack(one.logprob, one.rank, *chain.from_iterable(one.top), *blanks * (tops - len(one.top)))
+            for one in logprobs
+        ]
+    )
 
 
 def decode_logprobs(packed: bytes, tops: int) -> tuple[TokenLogprob, ...]:
@@ -176,15 +178,15 @@ def decode_logprobs(packed: bytes, tops: int) -> tuple[TokenLogprob, ...]:
     record = _logprob_record(tops)
     if len(packed) % record.size:
         raise ValueError(f"{len(packed)} bytes are no whole number of records of {record.size}")
-    return tuple(_logprob_from(values) for values in record.iter_unpack(packed))
+    return tuple([_logprob_from(values) for values in record.iter_unpack(packed)])
 
 
 def _logprob_from(values: tuple[Any, ...]) -> TokenLogprob:
-    logprob, rank = values[:2]
-    if rank == 0:
-        return TokenLogprob(NO_LOGPROB, 0)
-    pairs = zip(values[2::2], values[3::2], strict=True)
-    return TokenLogprob(logprob, rank, tuple(pair for pair in pairs if pair[0] != NO_ID))
+    if values[1] == 0:
+        return UNTOLD
+    ids = values[2::2]
+    top = tuple(zip(ids, values[3::2], strict=True))
+    return TokenLogprob(values[0], values[1], top[: ids.index(NO_ID)] if NO_ID in ids else top)
 
 
 def encode_load(load: LoadReport) -> dict[str, object]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from headrace.codec import (
     TOKEN_BYTES,
@@ -139,28 +139,19 @@ def report_arguments(worker: str, frame: Frame) -> Arguments:
     ]
 
 
-class PartRow(NamedTuple):
-    request_id: str
-    choice: int
-    epoch: int
-    first_index: int
-    tokens: bytes
-    finish: str
-    """A FinishReason's value or ""."""
-    detail: str
-    logprobs: bytes = b""
-    """One record per token, or none at all."""
-    prompt_logprobs: bytes = b""
-
-    def packed_logprobs(self) -> bytes:
-        size = len(self.logprobs) // (len(self.tokens) // TOKEN_BYTES)
-        return pack_logprobs(self.request_id, self.choice, self.first_index, size, self.logprobs)
+PartRow = tuple[str, int, int, int, bytes, str, str, bytes, bytes]
+"""id, choice, epoch, first token index, packed tokens, finish or "", detail; then records of log probabilities, each
+b"" where none are told: one per token, and of the prompt"""
 
 
 def as_row(part: Part) -> PartRow:
     """Log probabilities that are not one for each token are left out: nobody could say whose they are."""
-    are_whole = len(part.logprobs) == len(part.token_ids)
-    return PartRow(
+    scores = prompt_scores = b""
+    if part.logprobs and len(part.logprobs) == len(part.token_ids):
+        scores = encode_logprobs(part.logprobs)
+    if part.prompt_logprobs:
+        prompt_scores = encode_logprobs(part.prompt_logprobs)
+    return (
         part.request_id,
         part.choice,
         part.epoch,
@@ -168,15 +159,15 @@ def as_row(part: Part) -> PartRow:
         encode_tokens(part.token_ids),
         "" if part.finish is None else part.finish.value,
         short(part.detail),
-        encode_logprobs(part.logprobs) if part.logprobs and are_whole else b"",
-        encode_logprobs(part.prompt_logprobs) if part.prompt_logprobs else b"",
+        scores,
+        prompt_scores,
     )
 
 
 def part_columns(rows: Sequence[PartRow]) -> Arguments:
     """The last eleven arguments of `report`: see `ReportCall`."""
     packed = [pack_part(row[0], row[1], row[3], row[4], row[5], row[6]) for row in rows]
-    scored = [column for column, row in enumerate(rows) if row.logprobs]
+    scored = [column for column, row in enumerate(rows) if row[7]]
     return [
         [row[0] for row in rows],
         [row[1] for row in rows],
@@ -187,9 +178,14 @@ def part_columns(rows: Sequence[PartRow]) -> Arguments:
         [len(one) for one in packed],
         [[column, row[5], row[6]] for column, row in enumerate(rows) if row[5]],
         scored,
-        [rows[column].packed_logprobs() for column in scored],
-        [[column, row.prompt_logprobs] for column, row in enumerate(rows) if row.prompt_logprobs],
+        [_run_of(rows[column]) for column in scored],
+        [[column, row[8]] for column, row in enumerate(rows) if row[8]],
     ]
+
+
+def _run_of(row: PartRow) -> bytes:
+    record_bytes = len(row[7]) // (len(row[4]) // TOKEN_BYTES)
+    return pack_logprobs(row[0], row[1], row[3], record_bytes, row[7])
 
 
 def report_reply(reply: Reply) -> Reported:
@@ -318,7 +314,7 @@ def delivery_entry(entry_id: str, fields: dict[str, Any]) -> DeliveryEntry:
                 decode_tokens(tokens),
                 finish,
                 detail,
-                runs.get((request_id, choice, first), ()) if tokens else (),
+                runs.get((request_id, choice, first), ()) if runs and tokens else (),
             )
             for request_id, choice, first, tokens, finish, detail in unpack_parts(raw(fields["p"]))
         ),

@@ -69,4 +69,4 @@ def unpack_logprobs(packed: bytes) -> Iterator[PackedLogprobs]:
 
 def short(detail: str) -> str:
     """The detail cut to what a part may carry, at a character's border."""
-    return detail.encode()[:MAX_DETAIL_BYTES].decode(errors="ignore")
+    return detail.encode()[:MAX_DETAIL_BYTES].decode(errors="ignore") if detail else ""

@@ -96,7 +96,7 @@ class RandomCalls:
 
     def _parts(self, worker: str) -> list[PartRow]:
         r = self.random
-        parts = []
+        parts: list[PartRow] = []
         for request_id in self.twin.keyspace.hkeys(self.twin.keys.held(worker)):
             if r.random() < 0.3:
                 continue
@@ -110,9 +110,9 @@ class RandomCalls:
                 detail = "NaN" if finish == "failed" else ""
                 stale = int(r.random() < 0.03)
                 scores = self._scores(request_id, choice, len(tokens) // 4)
-                parts.append(PartRow(request_id, choice, epoch - stale, first, tokens, finish, detail, *scores))
+                parts.append((request_id, choice, epoch - stale, first, tokens, finish, detail, *scores))
         if r.random() < 0.05:
-            parts.append(PartRow(self._some_id(), 0, 0, 0, b"\1\0\0\0", "", "", r.randbytes(8)))
+            parts.append((self._some_id(), 0, 0, 0, b"\1\0\0\0", "", "", r.randbytes(8), b""))
         return parts
 
     def _scores(self, request_id: str, choice: int, tokens: int) -> tuple[bytes, bytes]:

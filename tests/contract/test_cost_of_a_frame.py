@@ -15,7 +15,7 @@ import pytest
 import redis
 
 from headrace.codec import encode_load, logprob_bytes
-from headrace.store.calls import PartRow, part_columns
+from headrace.store.calls import part_columns
 from headrace.store.functions import library
 from headrace.store.keys import Keys
 from tests.contract.servers import Server
@@ -80,7 +80,7 @@ def measure(client: redis.Redis, size: int, records: bytes = b"") -> Times:
     seen = client.xinfo_stream(Keys("cost", "model").inbox(WORKER))["last-generated-id"].decode()
     times = Times()
     for step in range(FRAMES):
-        rows = [PartRow(name, 0, 1, step, token, "", "", records) for name, token in zip(ids, tokens, strict=True)]
+        rows = [(name, 0, 1, step, token, "", "", records, b"") for name, token in zip(ids, tokens, strict=True)]
         times.report.append(server_time(client, report(2 + step, seen, 0, rows)))
         times.bare.append(server_time(client, call("bare", ids, tokens)))
         times.checked.append(server_time(client, call("checked", ids, tokens)))
