@@ -19,6 +19,7 @@ from benchmarks.lab.figures import PolicyFigures, as_json, figures_of, medians
 from benchmarks.lab.replay import Clock, replay
 from benchmarks.lab.table import print_counted, print_measured, short_prompt_factor
 from benchmarks.lab.workloads import WORKLOADS, LabWorkload
+from headrace.errors import HeadraceError
 from workers.config import ATTENTIONS, DTYPES, EngineConfig
 from workers.model.interface import ModelRunner
 
@@ -93,14 +94,15 @@ def main(arguments: Sequence[str] | None = None, find_model: Callable[[str], Pat
     options = _parser().parse_args(arguments)
     console, notes = Console(), Console(stderr=True)
     try:
-        counted = {name: count(WORKLOADS[name]) for name in options.count or COUNTED}
         wanted = [] if options.counted else [WORKLOADS[name] for name in options.measure or MEASURED]
+        folder = find_model(options.model) if wanted else Path()
+        counted = {name: count(WORKLOADS[name]) for name in options.count or COUNTED}
         measured = {}
         if wanted:
             notes.print(f"loading {options.model}", highlight=False)
-            runner = load(find_model(options.model), options, wanted)
+            runner = load(folder, options, wanted)
             measured = {each.name: measure(each, runner, RealClock(), options.rounds, notes.print) for each in wanted}
-    except BenchError as error:
+    except (BenchError, HeadraceError) as error:
         print(f"lab: {error}", file=sys.stderr)
         return 2
     if options.json:

@@ -100,13 +100,23 @@ def test_status_of_nothing_has_its_own_exit_status(run) -> None:
     assert (done.returncode, json.loads(done.stdout)) == (1, {"name": "default", "phase": "down"})
 
 
+def test_the_lab_counts_without_a_model_and_says_in_one_line_that_one_is_missing(run) -> None:
+    done = run("lab", "policies", "--counted", "--count", "padding")
+    assert done.returncode == 0, done.stderr
+    assert "static 80x, dynamic 80x, continuous 1x, chunked 1x" in done.stdout
+    assert run("lab", "policies", "--help").stdout.startswith("usage: headrace lab policies")
+    assert_one_line(run("lab", "policies", "--model", "/nowhere/at-all"), "/nowhere/at-all")
+
+
 def test_down_of_nothing_is_no_failure(run) -> None:
     done = run("down", "--json")
     assert done.returncode == 0
     assert json.loads(done.stdout)["was_up"] is False
 
 
-@pytest.mark.parametrize("command", [(), ("up",), ("down",), ("status",), ("chat",), ("generate",), ("model", "fetch")])
+@pytest.mark.parametrize(
+    "command", [(), ("up",), ("down",), ("status",), ("chat",), ("generate",), ("model", "fetch"), ("lab",)]
+)
 def test_every_command_explains_itself(run, command: tuple[str, ...]) -> None:
     done = run(*command, "--help")
     assert done.returncode == 0
