@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from headrace.events import Delta, Finished
 from headrace.ranking import Candidate, likeliest
+from router.delivery.merging import merged
 
 
 class BestOf:
@@ -17,36 +18,37 @@ class BestOf:
     def __init__(self, choices: int, best: int, *, shows_logprobs: bool) -> None:
         self._best = best
         self._shows_logprobs = shows_logprobs
-        self._outputs = [Delta(choice, 0, (), "") for choice in range(choices)]
+        self._outputs: list[list[Delta]] = [[] for _ in range(choices)]
         self._ends: dict[int, Finished] = {}
 
     def take(self, events: Iterable[Delta | Finished]) -> tuple[Delta | Finished, ...]:
-        """() until the last choice has ended; then of each shown choice, the likeliest first, one delta and its end,
+        """() until the last choice has ended; then of each shown choice, the likeliest first, its output and its end,
         renumbered by rank.
         """
         for event in events:
             if isinstance(event, Finished):
                 self._ends[event.choice] = event
             else:
-                self._outputs[event.choice] = _joined(self._outputs[event.choice], event)
+                _join(self._outputs[event.choice], event)
         return self._shown() if len(self._ends) == len(self._outputs) else ()
 
     def _shown(self) -> tuple[Delta | Finished, ...]:
-        ended = [Candidate(self._ends[output.choice].reason, output.logprobs) for output in self._outputs]
         shown: list[Delta | Finished] = []
+        ended = [self._candidate(choice) for choice in range(len(self._outputs))]
         for rank, choice in enumerate(likeliest(ended, self._best)):
-            output = self._outputs[choice]
-            if output.token_ids:
-                logprobs = output.logprobs if self._shows_logprobs else ()
-                shown.append(replace(output, choice=rank, logprobs=logprobs))
+            for delta in self._outputs[choice]:
+                shown.append(replace(delta, choice=rank, logprobs=delta.logprobs if self._shows_logprobs else ()))
             shown.append(replace(self._ends[choice], choice=rank))
         return tuple(shown)
 
+    def _candidate(self, choice: int) -> Candidate:
+        logprobs = [one for delta in self._outputs[choice] for one in delta.logprobs]
+        return Candidate(self._ends[choice].reason, logprobs)
 
-def _joined(before: Delta, after: Delta) -> Delta:
-    return replace(
-        before,
-        token_ids=before.token_ids + after.token_ids,
-        text=before.text + after.text,
-        logprobs=before.logprobs + after.logprobs,
-    )
+
+def _join(output: list[Delta], delta: Delta) -> None:
+    joined = merged(output[-1], delta) if output else None
+    if joined is None:
+        output.append(delta)
+    else:
+        output[-1] = joined

@@ -6,8 +6,9 @@ from typing import TypeVar
 
 from headrace.errors import Moved, RequestFailed
 from headrace.frame import FinishReason
-from headrace.logprobs import TokenLogprob
 from headrace.store.interface import RequestStatus, State, Store
+from router.delivery import merging
+from router.delivery.progress import ChoiceProgress
 from router.delivery.stream import RequestStream
 
 T = TypeVar("T")
@@ -53,18 +54,24 @@ async def _read_journals(store: Store, stream: RequestStream, status: RequestSta
         if progress.finished:
             continue
         length = _at(status.journal_lengths, progress.choice, 0)
-        start = progress.next_index
-        if length > start:
-            tokens = await store.journal(stream.request_id, progress.choice, start)
-            logprobs: tuple[TokenLogprob, ...] = ()
-            if progress.tops is not None:
-                # Read after the tokens, so that there are no fewer of them.
-                found = store.logprobs(stream.request_id, progress.choice, start, len(tokens), progress.tops)
-                logprobs = await found
-            stream.feed(progress.choice, start, tokens, None, "", logprobs)
+        if length > progress.next_index:
+            await _read_journal(store, stream, progress)
         finish = _finish(status, progress.choice)
         if finish is not None and progress.next_index >= length:
             stream.feed(progress.choice, progress.next_index, (), finish, status.detail)
+
+
+async def _read_journal(store: Store, stream: RequestStream, progress: ChoiceProgress) -> None:
+    start = progress.next_index
+    tokens = await store.journal(stream.request_id, progress.choice, start)
+    if progress.tops is None:
+        stream.feed(progress.choice, start, tokens, None, "")
+        return
+    # Log probabilities are read after their tokens, so that there are no fewer of them; in pieces, for they are large.
+    for at in range(0, len(tokens), merging.MAX_SCORED_TOKENS):
+        piece, first = tokens[at : at + merging.MAX_SCORED_TOKENS], start + at
+        scores = await store.logprobs(stream.request_id, progress.choice, first, len(piece), progress.tops)
+        stream.feed(progress.choice, first, piece, None, "", scores)
 
 
 def _finish(status: RequestStatus, choice: int) -> FinishReason | None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import replace
 from types import TracebackType
 
 from headrace.errors import HeadraceError
@@ -16,6 +15,7 @@ from headrace.events import Accepted, Delta, Event, Finished, PromptLogprobs
 from headrace.frame import FinishReason
 from headrace.logprobs import TokenLogprob
 from router.delivery.best_of import BestOf
+from router.delivery.merging import merged
 from router.delivery.progress import ChoiceProgress
 
 FIRST_OWNER_EPOCH = 1
@@ -146,12 +146,10 @@ class RequestStream:
             for i in range(len(self._events) - 1, -1, -1):
                 waiting = self._events[i]
                 if isinstance(waiting, Delta) and waiting.choice == event.choice:
-                    self._events[i] = replace(
-                        waiting,
-                        token_ids=waiting.token_ids + event.token_ids,
-                        text=waiting.text + event.text,
-                        logprobs=waiting.logprobs + event.logprobs,
-                    )
+                    joined = merged(waiting, event)
+                    if joined is None:
+                        break
+                    self._events[i] = joined
                     return
         self._events.append(event)
         self._wake()

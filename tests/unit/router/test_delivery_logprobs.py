@@ -216,3 +216,24 @@ async def test_the_likeliest_are_shown_when_all_have_ended(bench: Bench, asked: 
     assert ends == [(0, FinishReason.LENGTH, 2), (1, FinishReason.STOP, 2)]
     logprobs = [e.logprobs for e in shown if isinstance(e, Delta)]
     assert logprobs == ([(of(20), of(2)), (of(30), of(3))] if asked else [(), ()])
+
+
+@pytest.mark.parametrize("best", [0, 1])
+@pytest.mark.parametrize("is_lost", [False, True])
+async def test_what_waits_stays_below_what_a_message_carries(
+    bench: Bench, best: int, is_lost: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a slow reader, of choices that are held back, and of a journal that is read at once."""
+    monkeypatch.setattr("router.delivery.merging.MAX_SCORED_TOKENS", 4)
+    stream = await bench.open(n=2, best=best, logprobs=1)
+    for first in range(0, 9, 3):
+        ends = FinishReason.STOP if first == 6 else None
+        tokens = range(first, first + 3)
+        bench.report(*(part(first, *tokens, choice=choice, finish=ends) for choice in range(2)))
+        if not is_lost:
+            await bench.deliver()
+    await bench.reconcile(stream)
+    events = await events_of(stream)
+    sizes = [len(event.logprobs) for event in events if isinstance(event, Delta) and event.choice == 0]
+    assert sizes == ([4, 4, 1] if is_lost else [3, 3, 3])
+    assert joined(events, 0) == (list(range(9)), [of(token) for token in range(9)])
