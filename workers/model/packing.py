@@ -2,7 +2,8 @@
 
 Stock `nn.Linear` rearranges its weight in every call, which at a few rows costs more than the product: at 1 to 32 rows
 the packed layers of a 135M model run 1.4 to 2 times faster, with the same bits but for large chunks. float32 gains
-nothing.
+nothing. Neither does one joint product for query, key and value, or for gate and up: the same bits for 1 to 10 % more
+CPU time per step (135M model, one thread, 1 to 64 rows), as what follows then reads strided columns.
 """
 
 from __future__ import annotations
