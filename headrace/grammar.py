@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from headrace.errors import InvalidRequest
 from headrace.sampling import Grammar, GrammarKind
+from headrace.unicode import require_unicode
 
 if TYPE_CHECKING:
     import llguidance
@@ -49,6 +50,7 @@ def check_bounds(grammar: Grammar, field: str = "grammar") -> None:
     """What can be refused without compiling anything, in time linear in the text. Raises InvalidRequest naming `field`
     (the text's own length is checked with the other sampling parameters).
     """
+    require_unicode(grammar.text, field)
     if "\0" in grammar.text:
         raise InvalidRequest(f"{field} contains a NUL character", field=field)
     if grammar.kind is GrammarKind.CHOICE:

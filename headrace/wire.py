@@ -24,6 +24,7 @@ from headrace.logprobs import UNTOLD, TokenLogprob
 from headrace.sampling import SamplingParams
 from headrace.unicode import require_unicode
 from headrace.v1 import inference_pb2 as pb
+from headrace.wire_grammar import grammar_from_proto, grammar_to_proto
 
 ERROR_KEY = "headrace-error"
 FIELD_KEY = "headrace-field"
@@ -36,10 +37,9 @@ MAX_MESSAGE_BYTES = 16 << 20
 
 Metadata = tuple[tuple[str, str | bytes], ...]
 
-_NOT_YET = frozenset({"grammar"})
-_SAMPLING_NAMES = tuple(f.name for f in pb.SamplingParams.DESCRIPTOR.fields if f.name not in _NOT_YET)
+_SAMPLING_NAMES = tuple(f.name for f in pb.SamplingParams.DESCRIPTOR.fields)
 _LISTS = ("stop", "stop_token_ids")
-_SCALARS = tuple(name for name in _SAMPLING_NAMES if name not in (*_LISTS, "logit_bias"))
+_SCALARS = tuple(name for name in _SAMPLING_NAMES if name not in (*_LISTS, "logit_bias", "grammar"))
 _REASONS = {reason: f"FINISH_REASON_{reason.name}" for reason in FinishReason}
 _REASON_OF = {pb.FinishReason.Value(name): reason for reason, name in _REASONS.items()}
 
@@ -97,14 +97,12 @@ def _numbers(message: pb.GenerateRequest | pb.ChatRequest) -> dict[str, int]:
 
 def sampling_from_proto(message: pb.SamplingParams) -> SamplingParams:
     """Fields that are not set keep SamplingParams' defaults. Raises InvalidRequest naming the first out of bounds."""
-    for field, _ in message.ListFields():
-        if field.name in _NOT_YET:
-            raise InvalidRequest(f"{field.name} is not supported yet", field=field.name)
     known = {name: getattr(message, name) for name in _SCALARS if message.HasField(name)}
     return SamplingParams(
         stop=tuple(message.stop),
         stop_token_ids=tuple(message.stop_token_ids),
         logit_bias=tuple(sorted(message.logit_bias.items())),
+        grammar=grammar_from_proto(message.grammar) if message.HasField("grammar") else None,
         **known,
     ).validated()
 
@@ -168,8 +166,8 @@ def _set(message: Message, name: str, value: object) -> None:
 
 
 def sampling_to_proto(sampling: Mapping[str, object]) -> pb.SamplingParams:
-    """None means not given. `stop` may be one string, `logit_bias` a mapping or pairs. Raises TypeError for an unknown
-    name, InvalidRequest for a value that no message can hold.
+    """None means not given. `stop` may be one string, `logit_bias` a mapping or pairs, `grammar` a mapping of its
+    kind to what it is. Raises TypeError for an unknown name, InvalidRequest for a value that no message can hold.
     """
     message = pb.SamplingParams()
     for name, value in sampling.items():
@@ -182,6 +180,8 @@ def sampling_to_proto(sampling: Mapping[str, object]) -> pb.SamplingParams:
                 getattr(message, name).extend((value,) if isinstance(value, str | int) else value)
             elif name == "logit_bias":
                 message.logit_bias.update(dict(value))  # type: ignore[call-overload]
+            elif name == "grammar":
+                message.grammar.CopyFrom(grammar_to_proto(value))
             else:
                 _set(message, name, value)
         except (TypeError, ValueError) as fault:

@@ -130,6 +130,7 @@ def _call(request: GenerateCall | ChatCall, prompt: Prompt, context: Context, pr
         tenant=DEFAULT_TENANT,
         client_request_id=_client_request_id(context),
         prompt_field=prompt_field,
+        grammar_field=f"grammar.{request.sampling.grammar.kind}" if request.sampling.grammar else "grammar",
         n=request.n,
         best_of=request.best_of,
         priority=request.priority,

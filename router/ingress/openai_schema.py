@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from headrace.errors import InvalidRequest
 from headrace.sampling import MAX_TOP_LOGPROBS, SamplingParams
 from router.admission.call import Call, ChatPrompt, Prompt
+from router.ingress.openai_grammar import GRAMMAR_FIELDS, grammar_of
 from router.ingress.openai_render import Shown
 from router.ingress.openai_values import biases_of, prompt_of, stops_of, token_ids_of
 
@@ -41,18 +42,12 @@ UNSUPPORTED: Mapping[str, tuple[object, ...]] = {
     "tool_choice": ("none", "auto"),
     "functions": ([],),
     "function_call": ("none", "auto"),
-    "response_format": ({"type": "text"},),
     "reasoning_effort": (),
     "modalities": (["text"],),
     "audio": (),
     "prediction": (),
     "web_search_options": (),
     "prompt_embeds": (),
-    "guided_json": (),
-    "guided_regex": (),
-    "guided_choice": (),
-    "guided_grammar": (),
-    "structured_outputs": (),
     "use_beam_search": (False,),
     "length_penalty": (1, 1.0),
     "add_generation_prompt": (True,),
@@ -113,6 +108,13 @@ class _Body(BaseModel):
     prompt_logprobs: int | None = None
     """vLLM's: the log probabilities of the prompt's tokens, in a field of their own."""
 
+    response_format: Any = None
+    guided_json: Any = None
+    guided_regex: Any = None
+    guided_choice: Any = None
+    guided_grammar: Any = None
+    structured_outputs: Any = None
+
     def _sampling(self, max_tokens: int | None) -> SamplingParams:
         return SamplingParams(
             max_tokens=max_tokens,
@@ -141,10 +143,12 @@ class _Body(BaseModel):
         """Beside each output token so many of the likeliest; None: no log probabilities."""
 
     def _shared_call(self, prompt: Prompt, max_tokens: int | None, tenant: str, client_request_id: str) -> Call:
+        grammar, grammar_field = grammar_of({name: getattr(self, name) for name in GRAMMAR_FIELDS}) or (None, "grammar")
         return Call(
             model=_named(self.model),
             prompt=prompt,
-            sampling=self._sampling(max_tokens).validated(),
+            sampling=replace(self._sampling(max_tokens), grammar=grammar).validated(),
+            grammar_field=grammar_field,
             tenant=tenant,
             client_request_id=client_request_id,
             n=_or(self.n, 1),

@@ -17,7 +17,7 @@ from headrace.errors import InvalidRequest
 from headrace.events import Accepted, Delta, Event, Finished, PromptLogprobs
 from headrace.frame import FinishReason
 from headrace.logprobs import UNTOLD, TokenLogprob
-from headrace.sampling import SamplingParams
+from headrace.sampling import Grammar, GrammarKind, SamplingParams
 from headrace.v1 import inference_pb2 as pb
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]))
@@ -211,9 +211,34 @@ except AttributeError as fault:
     assert (done.returncode, done.stdout) == (0, "module 'headrace' has no attribute 'nonsense'\n"), done.stderr
 
 
-def test_what_no_engine_does_yet_is_refused_by_its_name() -> None:
-    with pytest.raises(InvalidRequest, match="not supported yet") as refused:
-        wire.sampling_from_proto(pb.SamplingParams(grammar=pb.Grammar(regex="a")))
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        ({"json_schema": {"type": "object"}}, Grammar(GrammarKind.JSON_SCHEMA, '{"type": "object"}')),
+        ({"json_schema": "{}"}, Grammar(GrammarKind.JSON_SCHEMA, "{}")),
+        ({"json_schema": True}, Grammar(GrammarKind.JSON_SCHEMA, "true")),
+        ({"regex": "a+"}, Grammar(GrammarKind.REGEX, "a+")),
+        ({"ebnf": 'start: "a"'}, Grammar(GrammarKind.EBNF, 'start: "a"')),
+        ({"choice": ["é", '"']}, Grammar(GrammarKind.CHOICE, '["é", "\\""]')),
+        (Grammar(GrammarKind.CHOICE, '["a","b"]'), Grammar(GrammarKind.CHOICE, '["a", "b"]')),
+    ],
+)
+def test_a_grammar_reaches_the_server_as_it_was_meant(given: object, meant: Grammar) -> None:
+    assert wire.sampling_from_proto(wire.sampling_to_proto({"grammar": given})).grammar == meant
+
+
+@pytest.mark.parametrize(
+    "bad", ["a+", {}, {"regex": "a", "ebnf": "b"}, {"lark": "a"}, {"choice": [1]}, {"choice": 5}, {"regex": b"\xff"}]
+)
+def test_a_grammar_that_no_message_can_hold_is_refused_at_the_client(bad: object) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        wire.sampling_to_proto({"grammar": bad})
+    assert (refused.value.field or "").startswith("grammar")
+
+
+def test_a_grammar_of_no_kind_is_refused() -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        wire.sampling_from_proto(pb.SamplingParams(grammar=pb.Grammar()))
     assert refused.value.field == "grammar"
 
 
@@ -239,4 +264,4 @@ def test_a_bias_that_no_message_can_hold_is_named(bias: object) -> None:
 
 def test_clients_know_the_parameters_that_servers_carry_out() -> None:
     with pytest.raises(TypeError, match="unknown sampling parameter"):
-        wire.sampling_to_proto({"grammar": 1})
+        wire.sampling_to_proto({"gramar": 1})
