@@ -16,6 +16,7 @@ from workers.attention import softcap as softcap_module
 from workers.attention.cpu import CpuAttention
 from workers.attention.cpu_plan import CALL_COST_TOKENS, group_by_length
 from workers.attention.interface import AttentionSpec, PagedAttention, PagedBatch, write_kv
+from workers.attention.invariant import InvariantAttention
 from workers.attention.reference import ReferenceAttention
 from workers.attention.self_test import TOLERANCE, largest_difference, make_batch
 
@@ -85,6 +86,10 @@ def test_the_reference_is_dense_attention_within_a_window_and_under_a_cap(window
     torch.testing.assert_close(got, dense, atol=1e-5, rtol=1e-5)
 
 
+ON_CPUS = pytest.mark.parametrize("kind", [CpuAttention, InvariantAttention])
+
+
+@ON_CPUS
 @settings(max_examples=40, deadline=None)
 @given(
     lens=st.lists(st.tuples(st.integers(1, 9), st.integers(0, 70)), min_size=1, max_size=7),
@@ -94,17 +99,18 @@ def test_the_reference_is_dense_attention_within_a_window_and_under_a_cap(window
     softcap=st.none() | st.floats(0.5, 20.0),
     seed=st.integers(0, 2**16),
 )
-def test_cpu_agrees_with_the_reference_on_any_ragged_batch(
+def test_kernels_for_cpus_agree_with_the_reference_on_any_ragged_batch(
     lens: list[tuple[int, int]],
     heads: tuple[int, int],
     size: int,
     windows: list[int | None],
     softcap: float | None,
     seed: int,
+    kind: type[CpuAttention | InvariantAttention],
 ) -> None:
     spec = make_spec(*heads, size=size, windows=tuple(windows), softcap=softcap)
     batch = make_batch(tuple((rows, rows + before) for rows, before in lens), spec, num_blocks=600, seed=seed)
-    got = run(CpuAttention(spec), batch, spec, num_blocks=600)
+    got = run(kind(spec), batch, spec, num_blocks=600)
     torch.testing.assert_close(got, run(ReferenceAttention(spec), batch, spec, num_blocks=600), atol=1e-5, rtol=1e-5)
 
 
@@ -144,7 +150,10 @@ def test_the_workspace_serves_a_small_pass_after_a_large_one() -> None:
 
 @pytest.mark.parametrize("softcap", [None, 2.0])
 @pytest.mark.parametrize("window", [None, 6])
-def test_what_a_row_does_not_see_does_not_matter(window: int | None, softcap: float | None) -> None:
+@ON_CPUS
+def test_what_a_row_does_not_see_does_not_matter(
+    kind: type[CpuAttention | InvariantAttention], window: int | None, softcap: float | None
+) -> None:
     """Other sequences' blocks, slots beyond a sequence's end, and keys that have left every row's window."""
     spec = make_spec(windows=(window,), softcap=softcap)
     batch = make_batch(((1, 21), (1, 40), (3, 9)), spec, 20)
@@ -156,7 +165,7 @@ def test_what_a_row_does_not_see_does_not_matter(window: int | None, softcap: fl
             used[table[position // 16], position % 16] = True
 
     def attend() -> Tensor:
-        return CpuAttention(spec).prepare(batch).attend(query, keys, values, scale=0.2, window=window, softcap=softcap)
+        return kind(spec).prepare(batch).attend(query, keys, values, scale=0.2, window=window, softcap=softcap)
 
     before = attend()
     keys[~used], values[~used] = 1e4, -1e4

@@ -14,7 +14,7 @@ from workers.config import ATTENTIONS
 SPEC = AttentionSpec(torch.device("cpu"), torch.float32, num_heads=4, num_kv_heads=2, head_dim=16, block_size=8)
 
 
-@pytest.mark.parametrize("name", ["cpu", "reference"])
+@pytest.mark.parametrize("name", ["cpu", "invariant", "reference"])
 def test_a_name_gives_its_implementation(name: str) -> None:
     assert resolve_attention(name, SPEC).name == name
 
