@@ -6,7 +6,6 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
-import grpc
 import openai
 import pytest
 
@@ -120,19 +119,6 @@ async def test_priority_reaches_the_queue_as_its_band(rig: Any) -> None:
     assert (await rig.post(COMPLETIONS, prompt="a", max_tokens=1, priority=5)).status_code == 200
     [event async for event in rig.stub.Generate(pb.GenerateRequest(text="a", priority=7, sampling={"max_tokens": 1}))]
     assert [request.band for request in rig.reciter.requests] == [5, 7]
-
-
-@pytest.mark.parametrize(
-    ("wrong", "field"),
-    [({"n": 0}, "n"), ({"n": 2**40}, "n"), ({"n": 3, "best_of": 2}, "best_of"), ({"priority": 8}, "priority"),
-     ({"priority": -1}, "priority")],
-)  # fmt: skip
-async def test_grpc_names_the_number_that_is_out_of_bounds(rig: Any, wrong: dict[str, int], field: str) -> None:
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        _ = [event async for event in rig.stub.Generate(pb.GenerateRequest(text="a", **wrong))]
-    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-    assert ("headrace-field", field) in tuple(caught.value.trailing_metadata())
-    assert rig.reciter.seen == []
 
 
 async def test_a_client_that_goes_ends_all_its_choices(choices: Any) -> None:
