@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from headrace.sampling import SamplingParams
-from tests.fixtures.tiny_models import FAMILIES, VOCABULARY, WINDOW, write_model
+from tests.fixtures.tiny_models import FAMILIES, OTHER_FAMILIES, VOCABULARY, WINDOW, write_model
 from workers.attention.registry import resolve_attention
 from workers.config import EngineConfig
 from workers.model.interface import SampleSpec, SequenceSlice
@@ -105,7 +105,7 @@ class Family:
         return (*self.prompt, *self.output[:-1])
 
     def runner(self, attention: str = "cpu") -> Runner:
-        return Runner(self.folder, attention, FAMILIES[self.name].max_context)
+        return Runner(self.folder, attention, (FAMILIES | OTHER_FAMILIES)[self.name].max_context)
 
     def wanted(self, tokens: Sequence[int]) -> Tensor:
         """`[tokens, VOCABULARY]` from one causal pass of the oracle."""
@@ -189,6 +189,19 @@ def test_a_batch_of_decodes_and_chunks(family: Family, runner: Runner) -> None:
         for i, end in enumerate(ends):
             close(logits[i], wanted[i][end - 1])
             computed[i] = end
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", list(OTHER_FAMILIES), indirect=True, scope="module")
+def test_families_without_a_line_of_their_own(family: Family) -> None:
+    """A long chunk, short ones, and a decode beside a stranger's chunk."""
+    runner, wanted = family.runner(), family.wanted(family.tokens)
+    positions, logits = runner.in_chunks(family.tokens, 21)
+    close(logits, wanted[positions])
+    stranger = draw_tokens(30, seed=9)
+    end = PROMPT_TOKENS
+    logits, _ = runner.step((family.prompt, end - 1, end, 0), (stranger, 0, 30, 1))
+    close(logits, torch.stack([wanted[end - 1], family.wanted(stranger)[-1]]))
 
 
 @pytest.mark.parametrize(
