@@ -78,7 +78,7 @@ class Engine:
         self._roster.state.itl_s = config.itl_target_s
         self._roster.state.step_time = step_time or StepTime()
         self._mailbox = Mailbox(clock)
-        self._lobby = Lobby(tokenizer, self._mailbox.post)
+        self._lobby = Lobby(tokenizer, self._mailbox.post, clock)
         self._statistics = StepStatistics()
         self._ranks = itertools.count()
         self._frame_numbers = itertools.count(1)
@@ -117,9 +117,9 @@ class Engine:
                 case Add(bound, came_s):
                     self._receive(bound, came_s)
                     self._last_inbox_id = bound.inbox_id
-                case Compiled(bound, came_s):
+                case Compiled(bound):
                     if self._lobby.leave(bound.request.id, bound.epoch):
-                        self._receive(bound, came_s)
+                        self._receive(bound, self._clock())
                 case Cancel(request_id, inbox_id):
                     self._end_request(request_id, FinishReason.CANCELLED)
                     self._last_inbox_id = inbox_id
@@ -133,7 +133,7 @@ class Engine:
                     self._drop_everything()
                 case _:
                     assert_never(command)
-        for bound in self._lobby.overdue(self._clock()):
+        for bound in self._lobby.overdue():
             self._refuse(bound, OVERDUE)
         return bool(commands), resets
 
@@ -237,7 +237,7 @@ class Engine:
     # ---- requests come and go --------------------------------------------------------------------------------------
 
     def _receive(self, bound: BoundRequest, came_s: float) -> None:
-        if self._lobby.admits(bound, came_s, self._clock()):
+        if self._lobby.admits(bound, came_s):
             self._take_on(bound, came_s)
 
     def _take_on(self, bound: BoundRequest, came_s: float) -> None:
@@ -410,7 +410,7 @@ class Engine:
             self._roster.resume(self._clock())
             self._note_progress()
         if len(self._roster) == 0:
-            return self._mailbox.wait_for_command(self._lobby.patience_s(self._clock()))
+            return self._mailbox.wait_for_command(self._lobby.patience_s())
         if self._wake_at_s is not None:
             return self._mailbox.wait_for_command(max(0.0, self._wake_at_s - self._clock()))
         return not self._mailbox.is_stopping

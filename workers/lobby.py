@@ -26,16 +26,22 @@ WAITS_FOR = "grammar"
 @dataclass(frozen=True)
 class _Guest:
     bound: BoundRequest
+    came_s: float
     until_s: float
 
 
 class Lobby:
     """Owned by the engine's thread. At most one binding of a request is in it."""
 
-    def __init__(self, tokenizer: Tokenizer | None, post: Callable[[Compiled], None]) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer | None, post: Callable[[Compiled], None], clock: Callable[[], float]
+    ) -> None:
         """`post` is called in the shelf's thread. Without a tokenizer there are no grammars here."""
         self._shelf = GrammarShelf(GrammarCompiler(tokenizer)) if tokenizer is not None else None
         self._post = post
+        self._clock = clock
+        self._waited_s = 0.0
+        """Of all who have left, once for each choice."""
         self._guests: dict[str, _Guest] = {}
 
     def open(self) -> None:
@@ -43,7 +49,7 @@ class Lobby:
         if self._shelf is not None:
             self._shelf.start()
 
-    def admits(self, bound: BoundRequest, came_s: float, now: float) -> bool:
+    def admits(self, bound: BoundRequest, came_s: float) -> bool:
         """True where the request can begin now. Otherwise it is kept, and `post` tells when to ask again; a binding
         that is kept already, or is older than one that is, changes nothing.
         """
@@ -53,8 +59,8 @@ class Lobby:
         grammar = bound.request.sampling.grammar
         if grammar is None or self._shelf is None or self._shelf.find(grammar) is not None:
             return True
-        self._guests[bound.request.id] = _Guest(bound, now + MAX_WAIT_S)
-        self._shelf.order(grammar, lambda: self._post(Compiled(bound, came_s)))
+        self._guests[bound.request.id] = _Guest(bound, came_s, self._clock() + MAX_WAIT_S)
+        self._shelf.order(grammar, lambda: self._post(Compiled(bound)))
         return False
 
     def position(self, grammar: Grammar | None) -> GrammarPosition | None:
@@ -72,24 +78,33 @@ class Lobby:
         if guest is None or epoch not in (None, guest.bound.epoch):
             return None
         del self._guests[request_id]
+        self._waited_s += (self._clock() - guest.came_s) * guest.bound.request.n
         return guest.bound
 
-    def overdue(self, now: float) -> tuple[BoundRequest, ...]:
+    def overdue(self) -> tuple[BoundRequest, ...]:
         """Takes out whoever has waited too long."""
+        if not self._guests:
+            return ()
+        now = self._clock()
         late = [guest.bound for guest in self._guests.values() if guest.until_s <= now]
         for bound in late:
-            del self._guests[bound.request.id]
+            self.leave(bound.request.id)
         return tuple(late)
 
-    def patience_s(self, now: float) -> float | None:
+    def patience_s(self) -> float | None:
         """Seconds until somebody is overdue; None with nobody there."""
-        return max(0.0, min(guest.until_s for guest in self._guests.values()) - now) if self._guests else None
+        if not self._guests:
+            return None
+        return max(0.0, min(guest.until_s for guest in self._guests.values()) - self._clock())
 
     def clear(self) -> None:
         self._guests.clear()
 
     def counted_in(self, load: LoadReport) -> LoadReport:
-        """`load` with those who wait here: each choice waits, and will need a place."""
+        """`load` with those who wait here, each choice of which will need a place, and the time of those who did."""
+        if self._waited_s:
+            waited = (*load.waited_s_by_reason, (WAITS_FOR, self._waited_s))
+            load = replace(load, waited_s_by_reason=waited)
         if not self._guests:
             return load
         choices = sum(guest.bound.request.n for guest in self._guests.values())

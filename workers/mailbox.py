@@ -55,7 +55,6 @@ class Compiled:
     """The grammar that this request waited for is ready, or known to be none."""
 
     bound: BoundRequest
-    came_s: float
 
 
 Command = Add | Cancel | Seen | Forget | Reset | Drain | Compiled

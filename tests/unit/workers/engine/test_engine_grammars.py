@@ -245,7 +245,9 @@ def test_while_a_grammar_is_compiled_others_run_on_and_the_wait_is_told(
     slow_compile.set()
     while bench.finish("waits", 2) is None or bench.finish("waits", 0) is None or bench.finish("waits", 1) is None:
         bench.step()
-    assert bench.engine.load().waiting == 0
+    load = bench.engine.load()
+    assert (load.waiting, dict(load.waiting_by_reason).get("grammar")) == (0, None)
+    assert dict(load.waited_s_by_reason)["grammar"] > 0
 
 
 def test_a_request_that_waits_for_its_grammar_can_be_cancelled_forgotten_and_replaced(
