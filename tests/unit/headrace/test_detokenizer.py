@@ -45,8 +45,8 @@ def test_how_tokens_are_split_makes_no_difference(tokenizer: Tokenizer, ids: lis
 
 @given(ids=st.lists(st.integers(0, 410), max_size=40))
 def test_text_is_that_of_the_library_up_to_the_dropped_tail(tokenizer: Tokenizer, ids: list[int]) -> None:
-    """`tokenizers` decodes the whole at once and shows an incomplete last character as U+FFFD, one for each of its bytes
-    where they begin a surrogate.
+    """`tokenizers` decodes the whole at once and shows an incomplete last character as U+FFFD, and one that begins a
+    surrogate as two.
     """
     raw = b"".join(tokenizer.token_bytes(i) for i in ids if not tokenizer.is_special(i))
     text, whole = text_of(tokenizer, [ids]), raw.decode("utf-8", errors="replace")
