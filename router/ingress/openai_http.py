@@ -73,7 +73,7 @@ class GenerationEndpoint:
             parsed = parse_body(self._body, raw)
             call = parsed.call(DEFAULT_TENANT, client_id)
         async with await self._service.submit(call) as stream:
-            shown = parsed.shown(self._prompt_text(call.prompt))
+            shown = parsed.shown(self._prompt_text(call.prompt) if parsed.echoes else None)
             rendering = Rendering(
                 self._service.tokenizer,
                 shown,
@@ -108,8 +108,8 @@ async def _stream(stream: RequestStream, rendering: Rendering, events: EventStre
         elif isinstance(event, PromptLogprobs):
             answer.take_prompt(event)
         else:
-            if opening := rendering.opening(event.choice, answer):
-                await events.event(opening)
+            if rendering.opens(event.choice):
+                await events.event(await asyncio.to_thread(rendering.opening, event.choice, answer))
             await _stream_output(stream.request_id, event, rendering, events)
     if with_usage:
         await events.event(rendering.usage(answer, _computed_tokens(stream)))

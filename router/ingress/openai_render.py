@@ -75,8 +75,8 @@ class Rendering:
         self._shown = shown
         self._chat = chat
         kind = "chat.completion" if chat else "text_completion"
-        self._whole = {"id": request_id, "object": kind, "created": created, "model": model}
-        self._chunk = {**self._whole, "object": "chat.completion.chunk" if chat else kind}
+        self._whole: Json = {"id": request_id, "object": kind, "created": created, "model": model}
+        self._chunk: Json = {**self._whole, "object": "chat.completion.chunk" if chat else kind}
         self._begun: set[int] = set()
         self._offsets: dict[int, TextOffsets] = {}
 
@@ -89,15 +89,17 @@ class Rendering:
             parts["prompt_logprobs"] = self._prompt_scores(answer)
         return _spliced(body, parts).encode()
 
+    def opens(self, choice: int) -> bool:
+        """Whether the prompt is still to be echoed to this choice, by `opening`."""
+        return self._shown.echo is not None and choice not in self._begun
+
     def opening(self, choice: int, answer: Answer) -> str:
-        """The chunk that a choice begins with where the prompt is echoed, once; else ""."""
-        if self._shown.echo is None or choice in self._begun:
-            return ""
+        """The chunk that a choice begins with where the prompt is echoed; long with log probabilities: see `whole`."""
         self._begun.add(choice)
         logprobs = None
         if self._shown.logprobs is not None:
             logprobs = self._block(answer.prompt, self._prompt_offsets())
-        return self._stream_chunk(choice, self._shown.echo, logprobs, None)
+        return self._stream_chunk(choice, self._shown.echo or "", logprobs, None)
 
     def delta(self, delta: Delta) -> str:
         """A chunk with new text; the first of a chat choice also carries the role. "" where there is nothing to show:
@@ -167,15 +169,15 @@ class Rendering:
         return _list_in_pieces(prompt_scores(self._tokenizer, answer.prompt, self._shown.prompt_logprobs or 0))
 
     def _stream_chunk(self, index: int, text: str, logprobs: Json | Block | None, reason: str | None) -> str:
-        choice: Json = {"index": index, "logprobs": logprobs, "finish_reason": reason}
+        choice: Json = {"index": index, "finish_reason": reason}
         if self._chat:
             choice["delta"] = self._delta_message(index, text)
         else:
             choice["text"] = text
-        chunk: Json = {**self._chunk, "choices": [choice]}
+        parts = {"choices": f"[{_spliced(choice, {'logprobs': _in_pieces(logprobs)})}]"}
         if self._shown.usage_in_stream:
-            chunk["usage"] = None
-        return _dump(chunk)
+            parts["usage"] = "null"
+        return _spliced(self._chunk, parts)
 
     def _delta_message(self, index: int, text: str) -> dict[str, str]:
         if index not in self._begun:

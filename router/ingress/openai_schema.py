@@ -186,7 +186,11 @@ class ChatBody(_Body):
     def wanted_logprobs(self) -> int | None:
         return _or(self.top_logprobs, 0) if self.logprobs else None
 
-    def shown(self, _: str) -> Shown:
+    @property
+    def echoes(self) -> bool:
+        return False
+
+    def shown(self, _: str | None) -> Shown:
         return Shown(self.wants_usage_in_stream, self.wanted_logprobs, self.prompt_logprobs)
 
     def call(self, tenant: str, client_request_id: str) -> Call:
@@ -229,10 +233,18 @@ class CompletionBody(_Body):
         """The prompt is to be echoed and nothing to be written, as OpenAI's clients ask for a text's likelihood."""
         return bool(self.echo) and self.max_tokens == 0
 
-    def shown(self, prompt_text: str) -> Shown:
-        echo = prompt_text if self.echo else None
+    @property
+    def echoes(self) -> bool:
+        return bool(self.echo)
+
+    def shown(self, prompt_text: str | None) -> Shown:
+        """`prompt_text` is to be echoed; None: nothing is."""
         return Shown(
-            self.wants_usage_in_stream, self.logprobs, self.prompt_logprobs, echo=echo, output=not self.only_scores
+            self.wants_usage_in_stream,
+            self.logprobs,
+            self.prompt_logprobs,
+            echo=prompt_text,
+            output=not self.only_scores,
         )
 
     def _sampling(self, max_tokens: int | None) -> SamplingParams:
