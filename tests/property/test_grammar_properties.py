@@ -60,9 +60,9 @@ def check_instances(schemas: list[dict[str, Any]], texts: list[str | None]) -> i
     """Returns how many were written to their end."""
     for schema, text in zip(schemas, texts, strict=True):
         if text is not None:
-            jsonschema.Draft202012Validator(schema, format_checker=jsonschema.FormatChecker()).validate(
-                json.loads(text)
-            )
+            jsonschema.Draft202012Validator(
+                schema, format_checker=jsonschema.Draft202012Validator.FORMAT_CHECKER
+            ).validate(json.loads(text))
     return sum(text is not None for text in texts)
 
 
