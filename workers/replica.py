@@ -20,6 +20,7 @@ from workers.config import EngineConfig
 from workers.engine import Engine
 from workers.link import Link
 from workers.model.loader import load_runner
+from workers.scheduler.step_time import StepTime
 
 logger = logging.getLogger(__name__)
 
@@ -55,9 +56,10 @@ class Worker:
         began = time.monotonic()
         runner = load_runner(config)
         loaded = time.monotonic()
-        longest_step_s = runner.warm_up(config.chunk_tokens)
+        step_time = StepTime()
+        longest_step_s = runner.warm_up(config.chunk_tokens, step_time.measured)
         warmed = time.monotonic()
-        self._engine = Engine(runner, config, Tokenizer.load(config.model_path))
+        self._engine = Engine(runner, config, Tokenizer.load(config.model_path), step_time=step_time)
         connect = SyncRedisStore.connect
         self._link = Link(
             self._engine,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -26,6 +26,7 @@ from workers.model.rows import Rows, flatten
 from workers.model.weights import LoadedModel
 from workers.sampling.logprobs import scores
 from workers.sampling.sampler import UNUSABLE, Sampler
+from workers.scheduler.step_time import Features, pass_of, warm_up_passes
 
 log = logging.getLogger(__name__)
 
@@ -77,18 +78,21 @@ class TorchRunner:
         """As the warm-up has measured it."""
         return self._move_block_s
 
-    def warm_up(self, chunk_tokens: int) -> float:
-        """Runs a single row and then a whole chunk twice, so that the first request pays for no lazy set-up, and
-        zeroes the KV they wrote. Returns the longest of the passes after the first, in seconds: the step to expect.
+    def warm_up(self, chunk_tokens: int, watch: Callable[[Features, float], None] = lambda _, __: None) -> float:
+        """Runs a single row and then passes from a whole chunk to decodes, so that the first request pays for no lazy
+        set-up, and zeroes the KV they wrote. `watch` is told what the later passes consisted of and how many seconds
+        they took. Returns the longest of the passes after the first, in seconds: the step to expect.
         """
         rows = min(chunk_tokens, self._shape.max_context, self.num_blocks * self._block_size)
         blocks = tuple(range(-(-rows // self._block_size)))
         greedy = SampleSpec(SamplingParams(max_tokens=1, temperature=0.0), seed=0, choice=0, token_index=0)
         seconds = []
-        for count in (1, rows, rows):
+        for pieces in (((0, 1),), *warm_up_passes(rows)):
             began_s = time.perf_counter()
-            self.forward((SequenceSlice((0,) * count, 0, blocks, greedy),))
+            self.forward(tuple(SequenceSlice((0,) * count, start, blocks, greedy) for start, count in pieces))
             seconds.append(time.perf_counter() - began_s)
+            if len(seconds) > 2:  # the first row and the first chunk pay for what is set up lazily
+                watch(pass_of(pieces), seconds[-1])
         self._move_block_s = self._host.measure(self._cache)
         self._cache.clear(blocks)
         return max(seconds[1:])

@@ -13,6 +13,7 @@ from workers.config import EngineConfig
 from workers.model.interface import Computed, SampleSpec, SequenceSlice
 from workers.model.loader import load_runner
 from workers.model.runner import TorchRunner
+from workers.scheduler.step_time import Features, StepTime, pass_of
 
 BLOCK = 4
 GREEDY = SampleSpec(SamplingParams(max_tokens=1, temperature=0.0), seed=0, choice=0, token_index=0)
@@ -150,6 +151,18 @@ def test_warm_up_measures_a_pass_and_leaves_the_cache_clean(make_model: MakeMode
     runner = runner_for(make_model("llama"), num_blocks=6)
     assert 0.0 < runner.warm_up(chunk_tokens=512) < 60.0
     assert not any(cache.any() for cache in (*runner._cache.keys, *runner._cache.values))
+
+
+def test_warm_up_tells_how_long_its_passes_took(make_model: MakeModel) -> None:
+    runner, step_time, told = runner_for(make_model("llama"), num_blocks=40), StepTime(), []
+
+    def watch(features: Features, seconds: float) -> None:
+        told.append(features)
+        step_time.measured(features, seconds)
+
+    longest_s = runner.warm_up(128, watch)
+    assert [sum(column) > 0 for column in zip(*told, strict=True)] == [True] * len(Features._fields)
+    assert 0.0 < step_time.predict_s(pass_of([(0, 128)])) <= 2 * longest_s
 
 
 def test_shape_says_what_scheduling_needs(make_model: MakeModel) -> None:
