@@ -54,12 +54,14 @@ class GgufFile:
         """Rows first, as in PyTorch; GGUF stores the fastest dimension first."""
         return tuple(int(n) for n in reversed(self._tensors[name].shape))
 
-    def tensor(self, name: str) -> NDArray[np.float32]:
-        """The tensor's values, dequantised to float32. Raises `NoSuchModel` for a quantisation `gguf` cannot undo."""
+    def tensor(self, name: str, part: int | None = None) -> NDArray[np.float32]:
+        """The tensor's values, or those of one `part` along its first dimension, dequantised to float32. Raises
+        `NoSuchModel` for a quantisation `gguf` cannot undo."""
         from gguf.quants import dequantize
 
         stored = self._tensors[name]
         try:
-            return np.asarray(dequantize(stored.data, stored.tensor_type), dtype=np.float32)
+            data = stored.data if part is None else stored.data[part]
+            return np.asarray(dequantize(data, stored.tensor_type), dtype=np.float32)
         except NotImplementedError as error:
             raise NoSuchModel(f"{self.path}: cannot dequantise {stored.tensor_type.name} (tensor {name})") from error

@@ -1,9 +1,10 @@
-"""GGUF names and layouts of the Llama family, as Hugging Face names and layouts them."""
+"""GGUF names and layouts of the Llama and Qwen families, as Hugging Face names and layouts them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 
 from cluster.errors import NoSuchModel
 from cluster.model_cache.gguf_file import GgufFile
+from cluster.model_cache.rotary import FACTORS, rope_parameters
 from cluster.model_cache.safetensors_file import LazyTensor, write_safetensors
 
 
@@ -25,12 +27,17 @@ class Architecture:
     """GGUF stores Q and K rows of this one as interleaved rotary pairs; Hugging Face keeps the halves apart."""
     own_tensors: tuple[str, ...] = ()
     """Per layer, beside those that all have."""
+    experts: bool = False
+    """Its layers have a mixture of experts in place of one gate, up and down."""
 
 
 ARCHITECTURES = {
     "llama": Architecture("LlamaForCausalLM", "llama", True),
     "qwen2": Architecture("Qwen2ForCausalLM", "qwen2", False, ("attn_q.bias", "attn_k.bias", "attn_v.bias")),
     "qwen3": Architecture("Qwen3ForCausalLM", "qwen3", False, ("attn_q_norm.weight", "attn_k_norm.weight")),
+    "qwen3moe": Architecture(
+        "Qwen3MoeForCausalLM", "qwen3_moe", False, ("attn_q_norm.weight", "attn_k_norm.weight"), experts=True
+    ),
 }
 
 _OUTER = {
@@ -52,6 +59,10 @@ _INNER = {
     "ffn_down": "mlp.down_proj",
 }
 _OPTIONAL = ("attn_q_norm", "attn_k_norm")
+_DENSE = ("ffn_gate", "ffn_up", "ffn_down")
+_ROUTER = "ffn_gate_inp"
+_EXPERTS = {"ffn_gate_exps": "gate_proj", "ffn_up_exps": "up_proj", "ffn_down_exps": "down_proj"}
+"""One tensor `[experts, …]` each, where Hugging Face has one per expert."""
 
 
 def architecture_of(source: GgufFile) -> Architecture:
@@ -61,18 +72,21 @@ def architecture_of(source: GgufFile) -> Architecture:
         raise NoSuchModel(
             f"{source.path} is a {name!r} model; GGUF files of {', '.join(ARCHITECTURES)} can be converted"
         )
-    if source.get(f"{name}.expert_count", 0):
-        raise NoSuchModel(f"{source.path} is a mixture of experts, which cannot be converted from GGUF")
-    scaling = source.get(f"{name}.rope.scaling.type", "none")
-    if source.has_tensor("rope_freqs.weight") or scaling != "none":
-        raise NoSuchModel(f"{source.path} scales its rotary frequencies, which cannot be converted from GGUF")
-    return ARCHITECTURES[name]
+    architecture = ARCHITECTURES[name]
+    if source.get(f"{name}.expert_count", 0) and not architecture.experts:
+        raise NoSuchModel(f"{source.path} is a mixture of experts of type {name!r}, which cannot be converted")
+    if source.get(f"{name}.attention.sliding_window", 0):
+        raise NoSuchModel(f"{source.path} has a sliding window, which cannot be converted for {name!r}")
+    return architecture
 
 
 def require_complete(source: GgufFile) -> None:
     """Raises `NoSuchModel` naming a tensor that is missing, as in one part of a file that was split."""
     architecture = architecture_of(source)
-    in_layer = [f"{part}.weight" for part in _INNER if part not in _OPTIONAL] + list(architecture.own_tensors)
+    absent = (*_OPTIONAL, *_DENSE) if architecture.experts else _OPTIONAL
+    in_layer = [f"{part}.weight" for part in _INNER if part not in absent] + list(architecture.own_tensors)
+    if architecture.experts:
+        in_layer += [f"{part}.weight" for part in (_ROUTER, *_EXPERTS)]
     layers = range(int(source.get(f"{source.architecture}.block_count")))
     wanted = ["token_embd.weight", "output_norm.weight", *(f"blk.{n}.{part}" for n in layers for part in in_layer)]
     missing = next((name for name in wanted if not source.has_tensor(name)), None)
@@ -88,6 +102,8 @@ def hf_name(name: str) -> str | None:
     match stem.split("."):
         case ["blk", layer, part] if part in _INNER:
             return f"model.layers.{layer}.{_INNER[part]}.{kind}"
+        case ["blk", layer, part] if part == _ROUTER:
+            return f"model.layers.{layer}.mlp.gate.{kind}"
     return None
 
 
@@ -108,7 +124,7 @@ def hf_config(source: GgufFile, vocab_size: int) -> dict[str, Any]:
         raise NoSuchModel(
             f"{source.path} rotates {rotary_dim} of {head_dim} head dimensions, which cannot be converted"
         )
-    theta = source.real(f"{key}.rope.freq_base", 10_000.0)
+    rope = rope_parameters(source, head_dim)
     return {
         "architectures": [architecture.hf_class],
         "model_type": architecture.model_type,
@@ -123,23 +139,46 @@ def hf_config(source: GgufFile, vocab_size: int) -> dict[str, Any]:
         "max_position_embeddings": int(source.get(f"{key}.context_length")),
         "rms_norm_eps": source.real(f"{key}.attention.layer_norm_rms_epsilon"),
         # transformers 5 reads `rope_parameters`, earlier releases and other engines `rope_theta`.
-        "rope_theta": theta,
-        "rope_parameters": {"rope_type": "default", "rope_theta": theta},
+        "rope_theta": rope["rope_theta"],
+        "rope_parameters": rope,
         "attention_bias": source.has_tensor("blk.0.attn_q.bias"),
         "mlp_bias": source.has_tensor("blk.0.ffn_up.bias"),
         "tie_word_embeddings": not source.has_tensor("output.weight"),
         "dtype": "bfloat16",
         "torch_dtype": "bfloat16",
+    } | (_experts_config(source) if architecture.experts else {})
+
+
+def _experts_config(source: GgufFile) -> dict[str, Any]:
+    key = source.architecture
+    return {
+        "num_experts": int(source.get(f"{key}.expert_count")),
+        "num_experts_per_tok": int(source.get(f"{key}.expert_used_count")),
+        "moe_intermediate_size": int(source.get(f"{key}.expert_feed_forward_length")),
+        # GGUF has no word for these: llama.cpp computes the architecture so, in every layer.
+        "norm_topk_prob": True,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
     }
 
 
 def write_weights(source: GgufFile, path: Path, on_written: Callable[[int, int], None]) -> None:
     """Writes every tensor of `source` to the safetensors file `path`. Raises `NoSuchModel` for an unknown one."""
-    tensors = [_lazy(source, name) for name in source.tensor_names()]
+    tensors = [tensor for name in source.tensor_names() for tensor in _lazy(source, name)]
     write_safetensors(path, sorted(tensors, key=lambda tensor: tensor.name), on_written)
 
 
-def _lazy(source: GgufFile, name: str) -> LazyTensor:
+def _lazy(source: GgufFile, name: str) -> list[LazyTensor]:
+    if name == FACTORS:
+        return []  # told by the configuration
+    match name.split("."):
+        case ["blk", layer, part, "weight"] if part in _EXPERTS:
+            prefix, suffix = f"model.layers.{layer}.mlp.experts", f"{_EXPERTS[part]}.weight"
+            count, *shape = source.tensor_shape(name)
+            return [
+                LazyTensor(f"{prefix}.{i}.{suffix}", tuple(shape), partial(source.tensor, name, part=i))
+                for i in range(count)
+            ]
     target = hf_name(name)
     if target is None:
         raise NoSuchModel(f"{source.path} has a tensor {name!r} that its architecture does not explain")
@@ -153,4 +192,4 @@ def _lazy(source: GgufFile, name: str) -> LazyTensor:
         values = source.tensor(name)
         return split_pairs(values, heads) if architecture.rotated_pairs and part in ("attn_q", "attn_k") else values
 
-    return LazyTensor(target, source.tensor_shape(name), load)
+    return [LazyTensor(target, source.tensor_shape(name), load)]

@@ -223,7 +223,6 @@ def test_bfloat16_rounds_to_nearest_even_and_keeps_the_unusual() -> None:
         ({"pre": "martian"}, "'martian'"),
         ({"kind": "llama"}, "'llama' tokenizer"),
         ({"extra": "blk.0.secret.weight"}, "blk.0.secret.weight"),
-        ({"extra": "rope_freqs.weight"}, "rotary"),
         ({"drop": "token_embd.weight"}, "token_embd.weight"),
         ({"drop": "blk.1.ffn_up.weight"}, "blk.1.ffn_up.weight"),
     ],
