@@ -109,7 +109,7 @@ def test_frequencies_follow_the_reference(params: dict[str, object]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("vocabulary", [2_999, 49_152])
+@pytest.mark.parametrize("vocabulary", [2_999, 12_800])
 @pytest.mark.parametrize(
     "params",
     [
@@ -125,7 +125,7 @@ def test_frequencies_follow_the_reference(params: dict[str, object]) -> None:
 )
 def test_frequencies_follow_the_reference_in_large_vocabularies(vocabulary: int, params: dict[str, object]) -> None:
     logits = torch.randn(vocabulary, generator=torch.Generator().manual_seed(4)) * 3
-    assert_frequencies(logits, 20_000, params)
+    assert_frequencies(logits, 15_000, params)
 
 
 @pytest.mark.parametrize("vocabulary", [5_000, 5_120])
