@@ -7,6 +7,9 @@ from typing import Any
 
 from headrace.errors import InvalidRequest
 
+WITH_SINKS = ("gpt_oss",)
+"""Model types whose attention has sinks. Their configurations do not say so; that others have them shows in the probe,
+once their weights are loaded."""
 BIASED = {"alibi": "ALiBi position biases", "relative_attention_num_buckets": "relative position biases"}
 """Attributes of configurations whose models add something to their scores."""
 
@@ -45,6 +48,10 @@ def read_geometry(config: Any, max_context: int | None) -> Geometry:
     """
     if getattr(config, "is_encoder_decoder", False):
         raise _unsupported(config, "an encoder")
+    quantization = getattr(config, "quantization_config", None)
+    if quantization:
+        method = quantization.get("quant_method") if isinstance(quantization, dict) else None
+        raise _unsupported(config, f"weights quantised by {method or 'a method it does not name'}")
     config = config.get_text_config(decoder=True)  # a model that also sees keeps it apart; others are their own
     _refuse_kinds(config)
     trained: int | None = getattr(config, "max_position_embeddings", None)
@@ -81,6 +88,8 @@ def _windows(config: Any) -> list[int | None]:
 
 
 def _refuse_kinds(config: Any) -> None:
+    if config.model_type in WITH_SINKS:
+        raise _unsupported(config, "attention with sinks")
     if getattr(config, "is_heterogeneous", False):
         raise _unsupported(config, "layers that differ in shape")
     if getattr(config, "use_bidirectional_attention", None):

@@ -65,7 +65,7 @@ def test_a_configuration_that_is_not_json(make_model: MakeModel) -> None:
 @pytest.mark.parametrize(
     ("model_type", "changes", "feature"),
     [
-        ("gpt_oss", {"num_local_experts": 2, "num_experts_per_tok": 1}, r"attention with sinks \(s_aux\)"),
+        ("gpt_oss", {"num_local_experts": 2, "num_experts_per_tok": 1}, "attention with sinks"),
         ("gemma3_text", {"use_bidirectional_attention": True}, "attention to later tokens"),
         (
             "gemma3_text",
@@ -107,6 +107,22 @@ def test_what_we_would_compute_wrongly_is_refused_by_name(
 def test_a_family_outside_transformers_attention_interface_is_refused(make_model: MakeModel, model_type: str) -> None:
     with pytest.raises(InvalidRequest, match=f"model type '{model_type}' "):
         load(make_model(model_type))
+
+
+def test_quantised_weights_are_refused_by_their_method(make_model: MakeModel) -> None:
+    folder = make_model("llama")
+    config = json.loads((folder / "config.json").read_text()) | {"quantization_config": {"quant_method": "gptq"}}
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(InvalidRequest, match="model type 'llama' needs weights quantised by gptq"):
+        load(folder)
+
+
+def test_sinks_are_refused_also_where_nobody_knew_of_them(
+    make_model: MakeModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("workers.model.geometry.WITH_SINKS", ())
+    with pytest.raises(InvalidRequest, match=r"needs attention with sinks \(s_aux\)"):
+        load(make_model("gpt_oss", num_local_experts=2, num_experts_per_tok=1))
 
 
 def test_position_biases_are_refused_before_any_weight_is_read(make_model: MakeModel) -> None:
