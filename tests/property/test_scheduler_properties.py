@@ -4,19 +4,24 @@ every capacity, judged plan by plan from between engine and policy.
 
 from __future__ import annotations
 
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from unittest.mock import patch
 
+import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 from tests.fixtures.scripted_runner import Client, ScriptedRunner, bind, make_config, make_request
 from workers.engine import Engine
 from workers.scheduler import draft, estimate
+from workers.scheduler import sequence as of_sequences
 from workers.scheduler.capacity import capacity_names
 from workers.scheduler.peak import Growth
 from workers.scheduler.policy import Policy, policy_names
-from workers.scheduler.sequence import MOST_PREEMPTIONS_IN_A_ROW, Sequence, SequenceKey
+from workers.scheduler.sequence import Sequence, SequenceKey
 from workers.scheduler.state import SchedulerState, StepPlan, Wait
 
 MAX_CONTEXT = 60
@@ -24,6 +29,8 @@ MAX_STEPS = 2_000
 STEP_S = 0.01
 MOST_OVERTAKES = 3
 """In place of 32, so that a dozen requests can reach it."""
+MOST_PREEMPTIONS = 1
+"""In place of 2, for the same reason."""
 HOPED_TOKENS = 4
 """In place of 256: the first estimates are far too low, so that blocks run out."""
 
@@ -37,6 +44,15 @@ class Arrival:
     ignore_eos: bool
     time_left_s: float | None
     """It is cancelled so long after it came."""
+
+
+@contextmanager
+def _low_bounds() -> Iterator[None]:
+    with (
+        patch.object(draft, "MAX_OVERTAKES", MOST_OVERTAKES),
+        patch.object(of_sequences, "MOST_PREEMPTIONS_IN_A_ROW", MOST_PREEMPTIONS),
+    ):
+        yield
 
 
 class Clock:
@@ -59,6 +75,7 @@ class Judge:
         self.queued_ns = 0
         self.wake_at_s: float | None = None
         self.preempted = self.backfilled = 0
+        self.most_preempted = self.most_overtaken = 0
 
     def plan(self, state: SchedulerState, now: float) -> StepPlan:
         plan = self._policy.plan(state, now)
@@ -99,7 +116,8 @@ class Judge:
         assert not plan.preempted or len(plan.preempted) < len(state.running), "the last survivor stays"
         assert not (plan.preempted and plan.admitted)
         for sequence in (*state.running, *state.waiting):
-            assert sequence.preempted_in_a_row <= MOST_PREEMPTIONS_IN_A_ROW
+            self.most_preempted = max(self.most_preempted, sequence.preempted_in_a_row)
+        assert self.most_preempted <= MOST_PREEMPTIONS
 
     def _every_wait_has_one_reason(self, state: SchedulerState, plan: StepPlan) -> None:
         left = {sequence.key for sequence in state.waiting} - set(plan.admitted) | set(plan.preempted)
@@ -111,7 +129,8 @@ class Judge:
         for sequence in state.waiting:
             if sequence.key not in plan.admitted:
                 passed = sum(other.key in plan.admitted and other.place > sequence.place for other in state.waiting)
-                assert sequence.overtaken + passed <= MOST_OVERTAKES
+                self.most_overtaken = max(self.most_overtaken, sequence.overtaken + passed)
+        assert self.most_overtaken <= MOST_OVERTAKES
 
     def _backfill_delays_no_head(self, state: SchedulerState, plan: StepPlan) -> None:
         blocked = [key for key, reason in plan.waits if reason is Wait.BLOCKS]
@@ -151,7 +170,7 @@ arrivals = st.builds(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
     script=st.lists(arrivals, min_size=1, max_size=16),
     policy=st.sampled_from(policy_names()),
@@ -173,7 +192,7 @@ def test_the_scheduler_keeps_its_promises(
     engine = Engine(runner, make_config(**config), None, clock)
     judge = engine._policy = Judge(engine._policy, name=policy, capacity=capacity)
     client = Client()
-    with patch.object(draft, "MAX_OVERTAKES", MOST_OVERTAKES), patch.object(estimate, "DEFAULT_TOKENS", HOPED_TOKENS):
+    with _low_bounds(), patch.object(estimate, "DEFAULT_TOKENS", HOPED_TOKENS):
         for step in range(MAX_STEPS):
             _let_them_come_and_go(script, step, engine, judge, clock)
             client.take(engine.step())
@@ -209,3 +228,36 @@ def _let_them_come_and_go(script: list[Arrival], step: int, engine: Engine, judg
         if due_step == step:
             engine.cancel(key.request_id, f"{step}-900")
             judge.leaves(key, clock.now)
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_under_pressure_the_bounds_are_reached_and_kept(seed: int) -> None:
+    """Every estimate is one token. Requests of a high band keep coming, grow and take the blocks of low-band prompts
+    before those have sampled anything; large prompts stay blocked while small ones pass them.
+    """
+    dice, clock = random.Random(seed), Clock()
+    engine = Engine(
+        ScriptedRunner(24, 4, max_context=MAX_CONTEXT),
+        make_config(chunk_tokens=16, max_sequences=16, prefix_cache=False),
+        None,
+        clock,
+    )
+    judge = engine._policy = Judge(engine._policy, name="chunked", capacity="over-commit")
+    client, came = Client(), 0
+    hopeful = patch.object(estimate.OutputEstimate, "remaining", lambda _self, _sequence: 1)
+    with _low_bounds(), hopeful:
+        for step in range(3_000):
+            if step < 300 and dice.random() < 0.5:
+                low = dice.random() < 0.3
+                prompt, output = (dice.randrange(24, 44), 8) if low else (dice.randrange(1, 6), dice.randrange(5, 30))
+                request = make_request(f"r{came}", prompt, output, ignore_eos=low, band=3 if low else 0)
+                engine.add(bind(request, inbox_id=f"1-{came}"))
+                judge.queued_since[SequenceKey(request.id, 0)] = clock.now
+                came += 1
+            client.take(engine.step())
+            clock.now += STEP_S
+            if len(client.finishes) == came and step > 300:
+                break
+    assert len(client.finishes) == came
+    assert judge.most_preempted == MOST_PREEMPTIONS
+    assert judge.most_overtaken == MOST_OVERTAKES
