@@ -160,3 +160,25 @@ def test_a_text_scored_is_as_likely_as_it_was_when_written(openai_client, client
     stream.text()
     told = [one.logprob for one in stream.prompt_logprobs.logprobs[1:]]
     assert told == pytest.approx(choice.logprobs.token_logprobs[1:], abs=CLOSE)
+
+
+def test_an_echo_has_the_same_numbers_and_offsets_streamed_and_whole(openai_client) -> None:
+    """The reference is transformers in float32."""
+    asked: dict[str, Any] = {
+        "model": MODEL, "prompt": "Your answer: Yes", "echo": True, "logprobs": 1, "temperature": 0,
+    }  # fmt: skip
+    [scored] = openai_client.completions.create(**asked, max_tokens=0).choices
+    first, *rest = scored.logprobs.token_logprobs
+    assert first is None
+    assert rest == pytest.approx([-8.06, -5.23, -5.41], abs=0.01)
+    [whole] = openai_client.completions.create(**asked, max_tokens=4).choices
+    block = whole.logprobs
+    assert len(block.tokens) == 8
+    assert block.text_offset[:4] == [0, 4, 11, 12]
+    assert all(whole.text[at:].startswith(token) for at, token in zip(block.text_offset, block.tokens, strict=True))
+    chunks = [chunk.choices[0] for chunk in openai_client.completions.create(**asked, max_tokens=4, stream=True)]
+    assert "".join(choice.text for choice in chunks) == whole.text
+    told = [choice.logprobs for choice in chunks if choice.logprobs]
+    for name in ("tokens", "text_offset"):
+        assert [item for one in told for item in getattr(one, name)] == getattr(block, name)
+    assert [n for one in told for n in one.token_logprobs][1:] == pytest.approx(block.token_logprobs[1:], abs=CLOSE)

@@ -93,10 +93,16 @@ async def test_what_can_never_fit_the_pool_is_refused_at_once_and_others_run(rig
     await rig.idle()
 
 
-async def test_zero_tokens_and_echo_are_refused(rig: Any) -> None:
+async def test_zero_tokens_are_for_scoring_an_echoed_prompt(rig: Any) -> None:
     asked = {"prompt": "Your answer: Yes", "temperature": 0}
-    for extra in ({"max_tokens": 0}, {"max_tokens": 0, "echo": True}, {"max_tokens": 4, "echo": True, "logprobs": 1}):
-        assert (await rig.post(COMPLETIONS, **asked, **extra)).status_code == 400
+    scored = (await rig.post(COMPLETIONS, **asked, max_tokens=0, echo=True, logprobs=1)).json()
+    assert (scored["choices"][0]["text"], scored["usage"]["completion_tokens"]) == (asked["prompt"], 0)
+    assert len(scored["choices"][0]["logprobs"]["tokens"]) == scored["usage"]["prompt_tokens"]
+    for extra in ({}, {"logprobs": 1}, {"echo": False}):
+        refused = await rig.post(COMPLETIONS, **asked, max_tokens=0, **extra)
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "max_tokens")
+    whole = await rig.post(COMPLETIONS, prompt=[97] * L, max_tokens=0, echo=True)
+    assert whole.json()["error"]["code"] == "context_length_exceeded", "the token that is not shown needs its place too"
     assert (await rig.post(COMPLETIONS, **asked, max_tokens=4)).status_code == 200
 
 

@@ -26,8 +26,12 @@ def config(config: RouterConfig) -> RouterConfig:
     return replace(config, stall_limit_s=0.2)
 
 
+def _longer(delta: Delta, times: int) -> Delta:
+    return replace(delta, text=delta.text + times * PADDING)
+
+
 def _padded(event: Event) -> pb.GenerateEvent:
-    return event_to_proto(replace(event, text=event.text + PADDING) if isinstance(event, Delta) else event)
+    return event_to_proto(_longer(event, 1) if isinstance(event, Delta) else event)
 
 
 async def _assert_it_lost_its_place(rig: Any) -> None:
@@ -71,7 +75,7 @@ async def _read_on(call: Any) -> None:
 
 async def test_over_http(rig: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     delta = Rendering.delta
-    monkeypatch.setattr(Rendering, "delta", lambda self, choice, text: delta(self, choice, text + PADDING))
+    monkeypatch.setattr(Rendering, "delta", lambda self, event: delta(self, _longer(event, 1)))
     rig.reciter.hold(after=1)
     body = json.dumps({"model": "reciter", "prompt": "x", "max_tokens": 500, "stream": True}).encode()
     with socket.socket() as client:
@@ -95,7 +99,7 @@ async def test_one_that_takes_little_but_goes_on_taking_keeps_its_stream(
 ) -> None:
     """One chunk is far more than sockets hold and takes longer than the limit, but something is taken all the time."""
     delta = Rendering.delta
-    monkeypatch.setattr(Rendering, "delta", lambda self, choice, text: delta(self, choice, text + 60 * PADDING))
+    monkeypatch.setattr(Rendering, "delta", lambda self, event: delta(self, _longer(event, 60)))
     body = json.dumps({"model": "reciter", "prompt": "x", "max_tokens": 2, "stream": True}).encode()
     reader, writer = await asyncio.open_connection("127.0.0.1", int(rig.base_url.rsplit(":", 1)[1]), limit=4096)
     writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
