@@ -1,7 +1,7 @@
 """Penalties and log probabilities of the embedded model through the whole engine, against transformers in float32.
 
-The ids under penalties are what transformers gives with its own processors. The prompt repeats itself, so that a penalty
-on the wrong tokens shows in the first or the seventh id.
+The ids under penalties are what transformers gives with its own processors. The prompt repeats itself, so that a
+penalty on the wrong tokens shows in the first or the seventh id.
 """
 
 from __future__ import annotations

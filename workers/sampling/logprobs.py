@@ -38,9 +38,7 @@ def scores(logits: Tensor, spec: ScoreSpec) -> tuple[TokenLogprob, ...] | None:
 def _of_piece(logits: Tensor, targets: Sequence[int], tops: Sequence[int]) -> list[TokenLogprob]:
     target = torch.tensor(targets, device=logits.device)[:, None]
     value = logits.gather(1, target)
-    ids = torch.arange(logits.shape[1], device=logits.device)
-    ahead = (logits > value) | ((logits == value) & (ids < target))
-    rank = ahead.sum(-1, keepdim=True) + 1
+    rank = 1 + _ahead(logits, value, target)
     peak = logits.amax(-1, keepdim=True)
     total = block_sums(weigh(logits - peak)).sum(-1, keepdim=True)
     width = min(max(tops), logits.shape[1])
@@ -49,6 +47,16 @@ def _of_piece(logits: Tensor, targets: Sequence[int], tops: Sequence[int]) -> li
     chosen = (torch.cat((value, best), 1) - peak).double() - total.log()
     table = torch.cat((rank.double(), chosen, best_ids.double()), 1).tolist()
     return [_told(line, width, top) for line, top in zip(table, tops, strict=True)]
+
+
+def _ahead(logits: Tensor, value: Tensor, target: Tensor) -> Tensor:
+    """How many ids come before the target, `[rows, 1]`: higher logits, and equal ones with a lower id. Comparisons are
+    written as 0.0 and 1.0, which is several times as fast on the CPU as booleans, and exact up to 2**24 ids.
+    """
+    ids = torch.arange(logits.shape[1], device=logits.device)
+    higher = torch.gt(logits, value, out=torch.empty_like(logits))
+    equal = torch.eq(logits, value, out=torch.empty_like(logits))
+    return higher.addcmul_(equal, (ids < target).float()).sum(-1, keepdim=True)
 
 
 def _told(line: Sequence[float], width: int, top: int) -> TokenLogprob:

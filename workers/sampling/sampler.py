@@ -83,9 +83,12 @@ class Sampler:
         return logits
 
     def _penalise(self, logits: Tensor, penalties: Penalties, specs: Sequence[SampleSpec]) -> None:
-        counts = self._counts.rows([specs[row] for row in penalties.rows])
-        columns = penalties.repetition, penalties.presence, penalties.frequency
-        _replace(logits, penalties.rows, lambda rows: penalise(rows, counts, *columns))
+        seen = self._counts.of([specs[row] for row in penalties.rows])
+        rows = torch.tensor(penalties.rows, device=logits.device)[:, None]
+        changed = penalise(
+            logits[rows, seen.ids], seen.counts, penalties.repetition, penalties.presence, penalties.frequency
+        )
+        logits[rows, seen.ids] = changed  # an id that stands there twice gets the same value twice
 
 
 def _are_numbers(values: Tensor) -> Tensor:

@@ -27,6 +27,12 @@ def spec(prompt: list[int], output: list[int], key: object = None, params: Sampl
     return SampleSpec(params, 0, 0, len(output), key=key, tokens=prompt + output, prompt_tokens=len(prompt))
 
 
+def dense(specs: list[SampleSpec], counts: TokenCounts | None = None) -> Tensor:
+    """Counts of the whole vocabulary, `[rows, vocabulary]`."""
+    seen = (counts or TokenCounts(VOCABULARY, CPU)).of(specs)
+    return torch.zeros(len(specs), VOCABULARY, dtype=torch.int32).scatter_(1, seen.ids, seen.counts)
+
+
 def column(*values: float) -> Tensor:
     return torch.tensor(values)[:, None]
 
@@ -39,7 +45,7 @@ def test_repetition_penalty_is_that_of_transformers_over_prompt_and_output() -> 
     prompts, outputs = [[3, 3, 9, 41], [7]], [[9, 12, 0], []]
     logits = random_logits(2)
     logits[0, 3] = 0.0
-    rows = TokenCounts(VOCABULARY, CPU).rows([spec(p, o) for p, o in zip(prompts, outputs, strict=True)])
+    rows = dense([spec(p, o) for p, o in zip(prompts, outputs, strict=True)])
     given = penalise(logits, rows, column(1.3, 0.8), column(0.0, 0.0), column(0.0, 0.0))
     for row, penalty in enumerate((1.3, 0.8)):
         tokens = torch.tensor([prompts[row] + outputs[row]])
@@ -50,7 +56,7 @@ def test_repetition_penalty_is_that_of_transformers_over_prompt_and_output() -> 
 def test_presence_and_frequency_count_the_output_only() -> None:
     prompt, output = [3, 3, 9, 41], [9, 12, 12, 12, 0]
     logits = random_logits(1)
-    rows = TokenCounts(VOCABULARY, CPU).rows([spec(prompt, output)])
+    rows = dense([spec(prompt, output)])
     given = penalise(logits, rows, column(1.0), column(1.5), column(-0.3))[0].tolist()
     counts = Counter(output)
     for token, (before, after) in enumerate(zip(logits[0].tolist(), given, strict=True)):
@@ -74,7 +80,7 @@ def test_counts_kept_between_steps_are_those_counted_anew() -> None:
     for _ in range(150):
         chosen = chance.sample(sequences, chance.randrange(1, 7))
         specs = [spec(prompt, output, key) for key, prompt, output in chosen]
-        assert counts.rows(specs).tolist() == [counted(s) for s in specs]
+        assert dense(specs, counts).tolist() == [counted(s) for s in specs]
         for _, _, output in chosen:
             output += [chance.randrange(VOCABULARY) for _ in range(chance.choice((0, 1, 1, 1, 1, 2)))]
 
@@ -89,23 +95,23 @@ def test_a_step_that_follows_on_reads_only_the_last_token() -> None:
             raise AssertionError("all tokens were read")
 
     counts, key = TokenCounts(VOCABULARY, CPU), object()
-    counts.rows([spec([1, 2], [3], key)])
+    counts.of([spec([1, 2], [3], key)])
     following = replace(spec([1, 2], [3, 4], key), tokens=LastOnly([1, 2, 3, 4]))
-    assert counts.rows([following]).tolist() == [counted(spec([1, 2], [3, 4]))]
+    assert dense([following], counts).tolist() == [counted(spec([1, 2], [3, 4]))]
 
 
 def test_memory_is_bounded_by_the_widest_pass() -> None:
     counts = TokenCounts(VOCABULARY, CPU)
     for i in range(40):
-        counts.rows([spec([i], [i + 1], object()) for _ in range(3)])
+        counts.of([spec([i], [i + 1], object()) for _ in range(3)])
     assert counts._table.shape[0] == len(counts._slots) == FEWEST_SLOTS
     wide = [spec([i], [i + 1], object()) for i in range(FEWEST_SLOTS + 1)]
-    assert counts.rows(wide).tolist() == [counted(s) for s in wide]
+    assert dense(wide, counts).tolist() == [counted(s) for s in wide]
     assert counts._table.shape[0] == 2 * FEWEST_SLOTS
 
 
 def test_ids_outside_the_vocabulary_are_not_counted() -> None:
-    rows = TokenCounts(VOCABULARY, CPU).rows([spec([1, VOCABULARY, -1, 2**40], [2])])
+    rows = dense([spec([1, VOCABULARY, -1, 2**40], [2])])
     assert rows.tolist() == [counted(spec([1], [2]))]
 
 
