@@ -72,6 +72,17 @@ async def test_chat_has_an_entry_for_every_token_counted(rig: Any) -> None:
     assert "".join(c.choices[0].delta.content or "" for c in chunks) == whole.choices[0].message.content
 
 
+async def test_tokens_of_a_stop_string_are_counted_and_told_but_not_shown(rig: Any) -> None:
+    asked = {"prompt": "abcdef", "max_tokens": 9, "temperature": 0, "logprobs": 0, "stop": ["cde"]}
+    body = (await rig.post(COMPLETIONS, **asked)).json()
+    [choice] = body["choices"]
+    assert (choice["text"], choice["finish_reason"], body["usage"]["completion_tokens"]) == ("ab", "stop", 5)
+    assert choice["logprobs"]["tokens"] == list("abcde")
+    chunks = await rig.events(COMPLETIONS, **asked)
+    assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == "ab"
+    assert joined(c["choices"][0]["logprobs"] for c in chunks if c["choices"][0]["logprobs"])["tokens"] == list("abcde")
+
+
 async def test_echo_gives_the_prompt_back_before_every_choice(rig: Any) -> None:
     asked = {"prompt": "ab<|end|>c", "max_tokens": 2, "temperature": 0, "echo": True, "n": 2}
     whole = (await rig.post(COMPLETIONS, **asked)).json()

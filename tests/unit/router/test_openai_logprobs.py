@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import math
 
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headrace.detokenizer import IncrementalDetokenizer
 from headrace.logprobs import UNTOLD, TokenLogprob
+from headrace.tokenizer import Tokenizer
 from router.ingress.openai_logprobs import LEAST, TextOffsets, chat_content, completion_block, prompt_scores
 
 
@@ -58,6 +63,13 @@ def test_offsets_go_on_from_chunk_to_chunk_and_skip_special_tokens() -> None:
 def test_a_byte_that_is_no_character_counts_as_the_one_it_is_shown_as() -> None:
     offsets = TextOffsets(WORDS)
     assert [offsets.take(i) for i in (6, 0, 6, 6, 1)] == [0, 1, 4, 5, 6]
+
+
+@given(ids=st.lists(st.integers(0, 299), max_size=30))
+def test_a_token_begins_where_the_text_of_those_before_it_ends(tokenizer: Tokenizer, ids: list[int]) -> None:
+    offsets = TextOffsets(tokenizer)
+    for i, token_id in enumerate(ids):
+        assert offsets.take(token_id) == len(IncrementalDetokenizer(tokenizer).push(ids[:i]))
 
 
 def test_names_of_special_tokens_count_where_the_prompt_spells_them() -> None:
