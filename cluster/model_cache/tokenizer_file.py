@@ -1,4 +1,4 @@
-"""Rebuilds a byte-level BPE tokenizer (`tokenizer.json`) from a GGUF file's vocabulary and merges."""
+"""Rebuilds a tokenizer (`tokenizer.json`) from a GGUF file's vocabulary: byte-level BPE here, SentencePiece beside."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from cluster.errors import NoSuchModel
 from cluster.model_cache.gguf_file import GgufFile
+from cluster.model_cache.sentencepiece_file import build_sentencepiece
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -77,12 +78,26 @@ PRE_TOKENIZERS: dict[str, Callable[[Tokenizer], None]] = {
 
 
 def build_tokenizer(source: GgufFile) -> Tokenizer:
-    """Raises `NoSuchModel` for a vocabulary that is not byte-level BPE or splits text in a way not known here."""
+    """Raises `NoSuchModel` for a vocabulary of another kind, or one that splits text in a way not known here."""
+    kind = source.get("tokenizer.ggml.model")
+    if kind == "llama":
+        tokenizer = build_sentencepiece(source)
+    elif kind == "gpt2":
+        tokenizer = _byte_level(source)
+    else:
+        raise NoSuchModel(
+            f"{source.path} has a {kind!r} tokenizer; byte-level BPE ('gpt2') and SentencePiece BPE ('llama') "
+            "can be converted"
+        )
+    # Where a file does not say, SentencePiece models begin with BOS and byte-level ones do not, as in llama.cpp.
+    if source.get("tokenizer.ggml.add_bos_token", kind == "llama"):
+        _add_bos(tokenizer, source)
+    return tokenizer
+
+
+def _byte_level(source: GgufFile) -> Tokenizer:
     from tokenizers import AddedToken, Tokenizer, decoders, models
 
-    kind = source.get("tokenizer.ggml.model")
-    if kind != "gpt2":
-        raise NoSuchModel(f"{source.path} has a {kind!r} tokenizer; only byte-level BPE ('gpt2') can be converted")
     split = source.get("tokenizer.ggml.pre", "default")
     if split not in PRE_TOKENIZERS:
         raise NoSuchModel(f"{source.path} splits text by {split!r}; known are {', '.join(PRE_TOKENIZERS)}")
@@ -95,20 +110,19 @@ def build_tokenizer(source: GgufFile) -> Tokenizer:
     for token, token_type in zip(tokens, types, strict=True):
         if token_type in (_CONTROL, _USER_DEFINED):
             tokenizer.add_tokens([AddedToken(token, special=token_type == _CONTROL, normalized=False)])
-    _add_bos(tokenizer, source, tokens)
     return tokenizer
 
 
-def _add_bos(tokenizer: Tokenizer, source: GgufFile, tokens: list[str]) -> None:
+def _add_bos(tokenizer: Tokenizer, source: GgufFile) -> None:
     from tokenizers import processors
 
-    if source.get("tokenizer.ggml.add_bos_token", False):
-        bos = int(source.get("tokenizer.ggml.bos_token_id"))
-        tokenizer.post_processor = processors.TemplateProcessing(
-            single=f"{tokens[bos]}:0 $A:0",
-            pair=f"{tokens[bos]}:0 $A:0 {tokens[bos]}:1 $B:1",
-            special_tokens=[(tokens[bos], bos)],
-        )
+    bos = int(source.get("tokenizer.ggml.bos_token_id"))
+    token = source.get("tokenizer.ggml.tokens")[bos]
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{token}:0 $A:0",
+        pair=f"{token}:0 $A:0 {token}:1 $B:1",
+        special_tokens=[(token, bos)],
+    )
 
 
 def special_ids(source: GgufFile) -> dict[str, int]:

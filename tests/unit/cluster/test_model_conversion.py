@@ -221,7 +221,7 @@ def test_bfloat16_rounds_to_nearest_even_and_keeps_the_unusual() -> None:
     [
         ({"architecture": "mamba"}, "'mamba' model"),
         ({"pre": "martian"}, "'martian'"),
-        ({"kind": "llama"}, "'llama' tokenizer"),
+        ({"kind": "t5"}, "'t5' tokenizer"),
         ({"extra": "blk.0.secret.weight"}, "blk.0.secret.weight"),
         ({"drop": "token_embd.weight"}, "token_embd.weight"),
         ({"drop": "blk.1.ffn_up.weight"}, "blk.1.ffn_up.weight"),
