@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from workers.attention.cpu_plan import group_by_length
 from workers.attention.interface import AttentionSpec, AttentionUnavailable, PagedBatch
@@ -50,7 +51,7 @@ class _Call:
     slots: Tensor
     """int64 `[sequences, keys]`; keys beyond a sequence's end name its own first slot, and are hidden."""
     hidden: Tensor
-    """bool `[sequences, rows_each, keys]`."""
+    """bool `[sequences, lines, keys]`: nothing is hidden from the lines that fill up the last tile."""
 
 
 @dataclass
@@ -132,6 +133,8 @@ class InvariantPass:
         hidden = positions[:, None, :] > standing[:, :, None]
         if window is not None:
             hidden |= positions[:, None, :] <= standing[:, :, None] - window
+        hidden = hidden.repeat_interleave(self._group, dim=1)
+        hidden = pad(hidden, (0, 0, 0, -hidden.shape[1] % LINE_TILE))
         rows = torch.tensor(first_rows)[:, None] + torch.arange(rows_each)
         return _Call(rows.flatten(), rows_each, slots, hidden)
 
@@ -140,48 +143,49 @@ class InvariantPass:
     def _run(
         self, call: _Call, query: Tensor, keys: Tensor, values: Tensor, scale: float, softcap: float | None
     ) -> Tensor:
-        lines, hidden = self._lines(call, query)
-        scores = lines @ _gathered(keys, call.slots).transpose(-1, -2)
-        scores *= scale
-        if softcap is not None:
-            scores = scores.div_(softcap).tanh_().mul_(softcap)
-        scores.masked_fill_(hidden, -torch.inf)
-        weights = scores.sub_(scores.amax(-1, keepdim=True)).exp_()
-        weights = weights.unflatten(-1, (-1, KEY_SPLIT)).transpose(2, 3).contiguous()
-        partial = weights @ _gathered(values, call.slots).unflatten(2, (-1, KEY_SPLIT))
-        totals = weights.sum(-1, keepdim=True)
-        summed, total = partial[:, :, 0], totals[:, :, 0]
-        for split in range(1, partial.shape[2]):  # in order, so that further splits cannot regroup the sum
-            summed, total = summed + partial[:, :, split], total + totals[:, :, split]
-        attended = summed.div_(total)[:, :, : call.rows_each * self._group]
-        attended = attended.unflatten(2, (call.rows_each, self._group)).permute(0, 2, 1, 3, 4)
-        return attended.reshape(len(call.rows), self.spec.num_heads, -1)
+        lines, keys, values = self._lines(call, query), _gathered(keys, call.slots), _gathered(values, call.slots)
+        attended = torch.stack(
+            [
+                _one_kv_head(lines[head], keys[:, :, head], values[:, :, head], call.hidden, scale, softcap)
+                for head in range(self.spec.num_kv_heads)
+            ],
+            dim=1,
+        )
+        attended = attended[:, :, : call.rows_each * self._group].unflatten(2, (call.rows_each, self._group))
+        return attended.transpose(1, 2).reshape(len(call.rows), self.spec.num_heads, -1)
 
-    def _lines(self, call: _Call, query: Tensor) -> tuple[Tensor, Tensor]:
-        """The query as float32 `[sequences, kv_heads, lines, head_dim]`, a multiple of LINE_TILE lines, and what is
-        hidden from each line.
-        """
-        sequences = call.slots.shape[0]
+    def _lines(self, call: _Call, query: Tensor) -> Tensor:
+        """The query as float32 `[kv_heads, sequences, lines, head_dim]`, filled up to a multiple of LINE_TILE lines."""
         rows = query.index_select(0, call.rows).float()
-        rows = rows.view(sequences, call.rows_each, self.spec.num_kv_heads, self._group, -1)
-        used = call.rows_each * self._group
-        missing = -used % LINE_TILE
-        lines = rows.permute(0, 2, 1, 3, 4).flatten(2, 3)
-        hidden = call.hidden.repeat_interleave(self._group, dim=1)[:, None]
-        if missing:
-            lines = torch.nn.functional.pad(lines, (0, 0, 0, missing))
-            hidden = torch.nn.functional.pad(hidden, (0, 0, 0, missing))
-        return lines.contiguous(), hidden
+        rows = rows.view(call.slots.shape[0], call.rows_each, self.spec.num_kv_heads, self._group, -1)
+        lines = rows.permute(2, 0, 1, 3, 4).flatten(2, 3)
+        return pad(lines, (0, 0, 0, -lines.shape[2] % LINE_TILE))
 
     @property
     def _group(self) -> int:
         return self.spec.num_heads // self.spec.num_kv_heads
 
 
+def _one_kv_head(
+    lines: Tensor, keys: Tensor, values: Tensor, hidden: Tensor, scale: float, softcap: float | None
+) -> Tensor:
+    """`[sequences, lines, head_dim]` against `[sequences, keys, head_dim]`."""
+    scores = torch.bmm(lines, keys.transpose(1, 2)).mul_(scale)
+    if softcap is not None:
+        scores.div_(softcap).tanh_().mul_(softcap)
+    scores.masked_fill_(hidden, -torch.inf)
+    weights = scores.sub_(scores.amax(-1, keepdim=True)).exp_()
+    summed = torch.bmm(weights[:, :, :KEY_SPLIT], values[:, :KEY_SPLIT])
+    for start in range(KEY_SPLIT, keys.shape[1], KEY_SPLIT):  # in order, so that further splits cannot regroup the sum
+        split = slice(start, start + KEY_SPLIT)
+        summed.baddbmm_(weights[:, :, split], values[:, split])
+    total = weights.unflatten(-1, (-1, KEY_SPLIT)).sum(-1).cumsum(-1)[:, :, -1:]
+    return summed.div_(total)
+
+
 def _gathered(cache: Tensor, slots: Tensor) -> Tensor:
-    """`[slots, kv_heads, head_dim]` read at `[sequences, keys]` → float32 `[sequences, kv_heads, keys, head_dim]`."""
-    read = cache.index_select(0, slots.flatten()).float()
-    return read.unflatten(0, slots.shape).transpose(1, 2).contiguous()
+    """`[slots, kv_heads, head_dim]` read at `[sequences, keys]` → float32 `[sequences, keys, kv_heads, head_dim]`."""
+    return cache.index_select(0, slots.flatten()).float().unflatten(0, slots.shape)
 
 
 def _first_key(position: int, window: int | None) -> int:
