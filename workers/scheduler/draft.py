@@ -39,6 +39,8 @@ class Draft:
         self._preempted: list[Sequence] = []
         self._unfit: list[Unfit] = []
         self._reasons: dict[SequenceKey, Wait] = {}
+        self._head_start: int | None = None
+        """When the first blocked sequence may start, for the growths ahead as they are now; None: to be worked out."""
         self._frontiers: set[bytes] = set()
         """Blocks that the admitted are going to compute first."""
 
@@ -105,6 +107,7 @@ class Draft:
             newcomer = self._growth_after(sequence, hit)
             if self._fits(sequence, hit, newcomer) and (blocked is None or self._may_pass(blocked, newcomer)):
                 insort(self._ahead, newcomer)
+                self._head_start = None
                 overtakes += blocked is not None
                 self._admit(sequence, hit, share(gap, self))
             else:
@@ -275,7 +278,9 @@ class Draft:
         """
         size, capacity = self.state.limits.block_size, self._capacity_blocks
         head = self._growth_after(blocked, self.state.books.hit_of(blocked))
-        start = self.state.capacity.earliest_start(self._ahead, head, size, capacity)
+        if self._head_start is None:
+            self._head_start = self.state.capacity.earliest_start(self._ahead, head, size, capacity)
+        start = self._head_start
         if newcomer.to_come < start:
             return True
         then = sorted([*survivors([*self._ahead, newcomer], start), head])
