@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cluster.errors import NoSuchModel
+from cluster.model_cache.experts import MIXTRAL, QWEN3, Experts, experts_config
 from cluster.model_cache.gguf_file import GgufFile
 from cluster.model_cache.rotary import FACTORS, rope_parameters
 from cluster.model_cache.safetensors_file import LazyTensor, write_safetensors
@@ -27,8 +27,8 @@ class Architecture:
     """GGUF stores Q and K rows of this one as interleaved rotary pairs; Hugging Face keeps the halves apart."""
     own_tensors: tuple[str, ...] = ()
     """Per layer, beside those that all have."""
-    experts: bool = False
-    """Its layers have a mixture of experts in place of one gate, up and down."""
+    experts: Experts | None = None
+    """Its layers have these in place of one gate, up and down."""
 
 
 ARCHITECTURES = {
@@ -36,9 +36,12 @@ ARCHITECTURES = {
     "qwen2": Architecture("Qwen2ForCausalLM", "qwen2", False, ("attn_q.bias", "attn_k.bias", "attn_v.bias")),
     "qwen3": Architecture("Qwen3ForCausalLM", "qwen3", False, ("attn_q_norm.weight", "attn_k_norm.weight")),
     "qwen3moe": Architecture(
-        "Qwen3MoeForCausalLM", "qwen3_moe", False, ("attn_q_norm.weight", "attn_k_norm.weight"), experts=True
+        "Qwen3MoeForCausalLM", "qwen3_moe", False, ("attn_q_norm.weight", "attn_k_norm.weight"), QWEN3
     ),
 }
+MIXTURES = {"llama": Architecture("MixtralForCausalLM", "mixtral", True, experts=MIXTRAL)}
+"""What an architecture of the same name is when it has experts."""
+
 
 _OUTER = {
     "token_embd": "model.embed_tokens",
@@ -60,9 +63,6 @@ _INNER = {
 }
 _OPTIONAL = ("attn_q_norm", "attn_k_norm")
 _DENSE = ("ffn_gate", "ffn_up", "ffn_down")
-_ROUTER = "ffn_gate_inp"
-_EXPERTS = {"ffn_gate_exps": "gate_proj", "ffn_up_exps": "up_proj", "ffn_down_exps": "down_proj"}
-"""One tensor `[experts, …]` each, where Hugging Face has one per expert."""
 
 
 def architecture_of(source: GgufFile) -> Architecture:
@@ -73,8 +73,10 @@ def architecture_of(source: GgufFile) -> Architecture:
             f"{source.path} is a {name!r} model; GGUF files of {', '.join(ARCHITECTURES)} can be converted"
         )
     architecture = ARCHITECTURES[name]
-    if source.get(f"{name}.expert_count", 0) and not architecture.experts:
-        raise NoSuchModel(f"{source.path} is a mixture of experts of type {name!r}, which cannot be converted")
+    if source.get(f"{name}.expert_count", 0) and architecture.experts is None:
+        if name not in MIXTURES:
+            raise NoSuchModel(f"{source.path} is a mixture of experts of type {name!r}, which cannot be converted")
+        architecture = MIXTURES[name]
     if source.get(f"{name}.attention.sliding_window", 0):
         raise NoSuchModel(f"{source.path} has a sliding window, which cannot be converted for {name!r}")
     return architecture
@@ -86,7 +88,7 @@ def require_complete(source: GgufFile) -> None:
     absent = (*_OPTIONAL, *_DENSE) if architecture.experts else _OPTIONAL
     in_layer = [f"{part}.weight" for part in _INNER if part not in absent] + list(architecture.own_tensors)
     if architecture.experts:
-        in_layer += [f"{part}.weight" for part in (_ROUTER, *_EXPERTS)]
+        in_layer += [f"{part}.weight" for part in (architecture.experts.router[0], *architecture.experts.parts)]
     layers = range(int(source.get(f"{source.architecture}.block_count")))
     wanted = ["token_embd.weight", "output_norm.weight", *(f"blk.{n}.{part}" for n in layers for part in in_layer)]
     missing = next((name for name in wanted if not source.has_tensor(name)), None)
@@ -94,7 +96,7 @@ def require_complete(source: GgufFile) -> None:
         raise NoSuchModel(f"{source.path} lacks the tensor {missing!r}; is it one part of several?")
 
 
-def hf_name(name: str) -> str | None:
+def hf_name(name: str, experts: Experts | None = None) -> str | None:
     """`blk.3.attn_q.weight` → `model.layers.3.self_attn.q_proj.weight`; None for a name that is not known."""
     stem, _, kind = name.rpartition(".")
     if stem in _OUTER:
@@ -102,8 +104,8 @@ def hf_name(name: str) -> str | None:
     match stem.split("."):
         case ["blk", layer, part] if part in _INNER:
             return f"model.layers.{layer}.{_INNER[part]}.{kind}"
-        case ["blk", layer, part] if part == _ROUTER:
-            return f"model.layers.{layer}.mlp.gate.{kind}"
+        case ["blk", layer, part] if experts is not None and part == experts.router[0]:
+            return f"model.layers.{layer}.{experts.router[1]}.{kind}"
     return None
 
 
@@ -146,20 +148,7 @@ def hf_config(source: GgufFile, vocab_size: int) -> dict[str, Any]:
         "tie_word_embeddings": not source.has_tensor("output.weight"),
         "dtype": "bfloat16",
         "torch_dtype": "bfloat16",
-    } | (_experts_config(source) if architecture.experts else {})
-
-
-def _experts_config(source: GgufFile) -> dict[str, Any]:
-    key = source.architecture
-    return {
-        "num_experts": int(source.get(f"{key}.expert_count")),
-        "num_experts_per_tok": int(source.get(f"{key}.expert_used_count")),
-        "moe_intermediate_size": int(source.get(f"{key}.expert_feed_forward_length")),
-        # GGUF has no word for these: llama.cpp computes the architecture so, in every layer.
-        "norm_topk_prob": True,
-        "decoder_sparse_step": 1,
-        "mlp_only_layers": [],
-    }
+    } | (experts_config(source, architecture.experts) if architecture.experts else {})
 
 
 def write_weights(source: GgufFile, path: Path, on_written: Callable[[int, int], None]) -> None:
@@ -171,18 +160,12 @@ def write_weights(source: GgufFile, path: Path, on_written: Callable[[int, int],
 def _lazy(source: GgufFile, name: str) -> list[LazyTensor]:
     if name == FACTORS:
         return []  # told by the configuration
-    match name.split("."):
-        case ["blk", layer, part, "weight"] if part in _EXPERTS:
-            prefix, suffix = f"model.layers.{layer}.mlp.experts", f"{_EXPERTS[part]}.weight"
-            count, *shape = source.tensor_shape(name)
-            return [
-                LazyTensor(f"{prefix}.{i}.{suffix}", tuple(shape), partial(source.tensor, name, part=i))
-                for i in range(count)
-            ]
-    target = hf_name(name)
+    architecture, key = architecture_of(source), source.architecture
+    if architecture.experts and (found := architecture.experts.tensors(source, name)):
+        return found
+    target = hf_name(name, architecture.experts)
     if target is None:
         raise NoSuchModel(f"{source.path} has a tensor {name!r} that its architecture does not explain")
-    architecture, key = architecture_of(source), source.architecture
     heads = int(source.get(f"{key}.attention.head_count"))
     part = name.split(".")[-2]
     if part == "attn_k":

@@ -1,6 +1,6 @@
 """Rebuilds a SentencePiece BPE tokenizer (Llama 2, Mistral) as `tokenizer.json` from a GGUF file's pieces and scores.
 
-SentencePiece keeps no merges: again and again it joins the two neighbours whose union is the piece of the highest score.
+SentencePiece keeps no merges: again and again it joins the two neighbours whose union is the piece of highest score.
 The `tokenizers` library wants merges in order of rank; so every way to cut a piece in two other pieces becomes a merge,
 ranked by the score of the whole. (transformers builds its fast Llama tokenizers in the same way.)
 """

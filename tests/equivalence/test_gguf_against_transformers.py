@@ -72,7 +72,9 @@ def source(tmp_path: Path, name: str) -> Path:
     return write_model(name, folder, dtype=torch.bfloat16)
 
 
-@pytest.mark.parametrize("name", ["llama", "llama-mha-tied", "llama-rope-linear", "llama-rope-yarn", "qwen2", "qwen3"])
+@pytest.mark.parametrize(
+    "name", ["llama", "llama-mha-tied", "llama-rope-linear", "llama-rope-yarn", "qwen2", "qwen3", "mixtral"]
+)
 def test_a_converted_model_computes_what_its_source_does(tmp_path: Path, name: str) -> None:
     folder = source(tmp_path, name)
     gguf = write_gguf(folder, tmp_path / "tiny.gguf")
