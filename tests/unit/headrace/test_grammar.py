@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from headrace.errors import InvalidRequest
 from headrace.grammar import (
@@ -145,6 +147,30 @@ def test_choices_are_taken_exactly_whatever_they_contain(compiler: GrammarCompil
     grammar = Grammar(GrammarKind.CHOICE, json.dumps(NASTY))
     assert [text for text in NASTY if not takes(compiler, tokenizer, grammar, text)] == []
     assert not any(takes(compiler, tokenizer, grammar, text) for text in ("", "a", "xyx", "7", "a\\nb", "😀"))
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.lists(st.text(st.characters(codec="utf-8", categories=("L", "N", "P", "S", "Z")), max_size=8), min_size=1))
+def test_any_choices_are_taken_exactly(compiler: GrammarCompiler, tokenizer: Tokenizer, choices: list[str]) -> None:
+    grammar = Grammar(GrammarKind.CHOICE, json.dumps(choices))
+    for text in choices:
+        assert takes(compiler, tokenizer, grammar, text)
+        for other in (text + "x", text[1:], text[::-1], text.lower()):
+            assert takes(compiler, tokenizer, grammar, other) == (other in choices)
+
+
+@pytest.mark.parametrize(
+    "grammar",
+    [
+        Grammar(GrammarKind.CHOICE, json.dumps([f"choice {i} of many" for i in range(3_000)])),
+        schema({"type": "object", "properties": {f"key{i}": {"pattern": f"{i}$"} for i in range(900)}}),
+    ],
+)
+def test_thousands_of_alternatives_are_no_trouble_at_run_time(
+    compiler: GrammarCompiler, tokenizer: Tokenizer, grammar: Grammar
+) -> None:
+    text = "choice 2999 of many" if grammar.kind is GrammarKind.CHOICE else '{"key7":"a7","key899":"899"}'
+    assert takes(compiler, tokenizer, grammar, text)
 
 
 def test_special_tokens_are_never_text(compiler: GrammarCompiler, tokenizer: Tokenizer) -> None:
