@@ -19,6 +19,8 @@ from workers.model.weight_files import tensor_numel, weight_files
 _EMBEDDED_SPECS = ("", "smollm2", EMBEDDED_NAME.lower())
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _HUB_FILES = ["*.safetensors", "*.safetensors.index.json", "*.json", "tokenizer.model", "*.jinja"]
+_HUB_IGNORED = ["*/*", "consolidated*"]
+"""Second copies of the weights, which some publishers add for other programs."""
 _HUB_TIMEOUT_S = 10.0
 
 
@@ -81,7 +83,10 @@ def _from_hub(hub_id: str, progress: Progress) -> Path:
 
     progress(f"fetching {hub_id} from the hub", 0, 0)
     try:
-        return Path(snapshot_download(hub_id, allow_patterns=_HUB_FILES, etag_timeout=_HUB_TIMEOUT_S))
+        folder = snapshot_download(
+            hub_id, allow_patterns=_HUB_FILES, ignore_patterns=_HUB_IGNORED, etag_timeout=_HUB_TIMEOUT_S
+        )
     except Exception as error:  # the hub client's errors come from several libraries and share no base class
         why = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise NoSuchModel(f"cannot get {hub_id!r} from the hub: {why}") from error
+    return Path(folder)

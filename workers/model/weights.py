@@ -103,7 +103,7 @@ def _load_module(
     register_experts()
     transformers_logging.disable_progress_bar()
     try:
-        module, report = AutoModelForCausalLM.from_pretrained(
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
             folder,
             config=hf_config,
             dtype=dtype,
@@ -124,6 +124,7 @@ def _load_module(
         raise InvalidRequest(
             f"the weights in {folder} have other shapes than its config.json says; the log names them", field="model"
         ) from error
+    module, report = loaded
     _require_complete(folder, report["missing_keys"])
     _require_hooks(module, hf_config)
     return module.eval().requires_grad_(False)
@@ -148,8 +149,10 @@ def _require_hooks(module: nn.Module, hf_config: Any) -> None:
 
 def _eos_token_ids(folder: Path) -> tuple[int, ...]:
     found: dict[int, None] = {}
-    for name in ("generation_config.json", "config.json"):
-        value = _json(folder / name).get("eos_token_id")
+    config = _json(folder / "config.json")
+    text = config.get("text_config")  # of a model that also sees
+    for source in (_json(folder / "generation_config.json"), config, text if isinstance(text, dict) else {}):
+        value = source.get("eos_token_id")
         for token in value if isinstance(value, list) else [value]:
             if isinstance(token, int):
                 found[token] = None

@@ -323,6 +323,32 @@ def test_a_model_folder_is_taken_as_it_is_if_complete(gguf: Path, tmp_path: Path
     assert (found.path, found.name) == (folder.resolve(), "my-model")
 
 
+def test_a_hub_id_brings_one_copy_of_the_weights(gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from huggingface_hub.utils import filter_repo_objects
+
+    offered = [
+        "config.json",
+        "tokenizer.json",
+        "model-00001-of-00002.safetensors",
+        "model.safetensors.index.json",
+        "consolidated.safetensors",
+        "original/model.safetensors",
+        "onnx/config.json",
+        "pytorch_model.bin",
+        "modeling_own.py",
+    ]
+    taken: list[str] = []
+
+    def download(hub_id: str, *, allow_patterns: list[str], ignore_patterns: list[str], etag_timeout: float) -> str:
+        taken.extend(filter_repo_objects(offered, allow_patterns=allow_patterns, ignore_patterns=ignore_patterns))
+        convert_gguf(gguf, tmp_path)
+        return str(tmp_path)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
+    assert resolve_model("owner/tiny", tmp_path / "cache").name == "tiny"
+    assert taken == offered[:4]
+
+
 def test_a_folder_whose_weights_are_cut_short_is_told_before_anything_starts(gguf: Path, tmp_path: Path) -> None:
     folder = tmp_path / "my-model"
     folder.mkdir()

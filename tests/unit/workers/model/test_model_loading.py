@@ -199,6 +199,23 @@ def test_the_weight_version_follows_the_weights_and_nothing_else(make_model: Mak
     assert weight_version(one) == weight_version(same)
 
 
+@pytest.mark.parametrize(
+    ("config", "generation", "ids"),
+    [
+        ({"eos_token_id": 2}, {}, (2,)),
+        ({"eos_token_id": 2}, {"eos_token_id": [7, 2]}, (7, 2)),
+        ({"text_config": {"eos_token_id": 5}}, {}, (5,)),
+        ({"text_config": None}, {"eos_token_id": None}, ()),
+    ],
+)
+def test_every_place_that_may_name_the_end_of_text_is_read(
+    tmp_path: Path, config: dict[str, object], generation: dict[str, object], ids: tuple[int, ...]
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "generation_config.json").write_text(json.dumps(generation))
+    assert weights._eos_token_ids(tmp_path) == ids
+
+
 def test_auto_is_a_dtype_the_processor_multiplies() -> None:
     wanted = torch.bfloat16 if weights.has_amx() or weights.has_bf16() else torch.float32
     assert weights.resolve_dtype("auto", torch.device("cpu")) is wanted
