@@ -12,6 +12,7 @@ from benchmarks.percentiles import percentile
 
 TIMED = (
     "duration_s",
+    "cpu_s",
     "output_tokens_per_s",
     "ttft_p50_s",
     "ttft_p95_s",
@@ -45,6 +46,8 @@ class PolicyFigures:
     utilisation: float
     """Share of the computed rows that were anybody's: 1 / `padding_factor`."""
     duration_s: float
+    cpu_s: float
+    """CPU time of all threads."""
     output_tokens_per_s: float
     ttft_p50_s: float
     ttft_p95_s: float
@@ -77,6 +80,7 @@ def figures_of(replay: Replay) -> PolicyFigures:
         wasted_share=load.slot_steps_wasted_total / load.slot_steps_total,
         utilisation=load.rows_total / computed,
         duration_s=replay.duration_s,
+        cpu_s=replay.cpu_s,
         output_tokens_per_s=replay.workload.output_tokens / replay.duration_s,
         ttft_p50_s=percentile(ttft, 50),
         ttft_p95_s=percentile(ttft, 95),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from dataclasses import dataclass
 from typing import Protocol
@@ -36,6 +37,8 @@ class Replay:
     advanced: tuple[int, ...]
     """How many sequences each forward pass computed something of."""
     load: LoadReport
+    cpu_s: float
+    """CPU time of this process, all threads together: other work on the machine moves it less than the clock's."""
 
     @property
     def duration_s(self) -> float:
@@ -111,8 +114,10 @@ def replay(
     engine = Engine(runner, config, None, clock)
     answers = _Answers(workload)
     requests = _requests(workload, runner.shape.name, runner.shape.vocab_size, seed)
+    cpu_began_s = time.process_time()
     _drive(engine, deque(zip(workload.asks, requests, strict=True)), answers, clock)
-    return Replay(workload, policy, answers.records(), tuple(answers.advanced), engine.load())
+    cpu_s = time.process_time() - cpu_began_s
+    return Replay(workload, policy, answers.records(), tuple(answers.advanced), engine.load(), cpu_s)
 
 
 def _drive(engine: Engine, coming: deque[tuple[Ask, Request]], answers: _Answers, clock: Clock) -> None:

@@ -24,6 +24,7 @@ COUNTS: tuple[tuple[str, Figure, str], ...] = (
     ("utilisation", lambda f: f.utilisation, ".1%"),
 )
 TIMES: tuple[tuple[str, Figure], ...] = (
+    ("CPU seconds", lambda f: f.cpu_s),
     ("output tokens/s", lambda f: f.output_tokens_per_s),
     ("TTFT p50 ms", lambda f: _ms(f.ttft_p50_s)),
     ("TTFT p95 ms", lambda f: _ms(f.ttft_p95_s)),
