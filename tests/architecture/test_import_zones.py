@@ -13,7 +13,7 @@ PACKAGES = ("headrace", "workers", "router", "cluster", "benchmarks")
 PURE = ("workers/scheduler", "workers/kv", "router/admission", "router/placement", "headrace/store")
 ADAPTER = "headrace/store/adapter.py"
 HOMES = {
-    "torch": ("workers/model/", "workers/attention/", "workers/sampling/"),
+    "torch": ("workers/model/", "workers/attention/", "workers/sampling/", "benchmarks/"),
     "transformers": ("workers/model/", "workers/attention/"),
     "ray": ("workers/replica.py", "router/deployment.py", "cluster/", "benchmarks/"),
     "redis": (ADAPTER, "cluster/"),
