@@ -102,12 +102,13 @@ class Roster:
     def apply(self, plan: StepPlan, iteration: int, now: float) -> None:
         """Moves preempted and admitted sequences and takes the blocks that the plan has counted. `unfit` ones are the
         engine's to end, before this. All hits are pinned before any block is allocated, so that no allocation takes
-        what another sequence of the same step has found.
+        what another sequence of the same step has found; and they are looked up before anything changes, as the plan
+        has seen them.
         """
+        hits = [(self[key], self.hit_of(self[key].sequence)) for key in plan.admitted]
         self.holdings.new_step(self.state.step_time.recompute_s(self.state.limits.block_size))
         for key in plan.preempted:
             self._preempt(self[key], now)
-        hits = [(self[key], self.hit_of(self[key].sequence)) for key in plan.admitted]
         for generation, hit in hits:
             self.holdings.adopt(generation, hit)
         for generation, hit in hits:

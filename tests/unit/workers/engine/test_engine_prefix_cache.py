@@ -219,6 +219,23 @@ def test_host_memory_is_left_alone_while_computing_is_cheaper() -> None:
     assert runner.moves == []
 
 
+def test_host_memory_may_become_dear_or_cheap_between_two_steps() -> None:
+    class Unsteady(StepTime):
+        calls = 0
+
+        def recompute_s(self, tokens: int) -> float:
+            self.calls += 1
+            return 1e-3 if self.calls % 2 else 1e-1
+
+    runner = ScriptedRunner(12, BLOCK, eos_token_ids=(), host_blocks=32)
+    runner.move_block_s = 1e-2
+    engine = Engine(runner, make_config(), None, Ticks(), step_time=Unsteady())
+    for i in range(6):
+        run(engine, same_prompt(f"first{i}", prompt_of(21), 3 + i % 2))
+        run(engine, same_prompt(f"other{i}", tuple(reversed(prompt_of(40)))))
+    assert 0 < engine.load().host_hit_tokens_total < 6 * 2 * 20
+
+
 def test_a_failed_pass_leaves_nothing_to_be_found() -> None:
     broken: list[int] = []
 
