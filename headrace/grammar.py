@@ -147,7 +147,7 @@ class GrammarCompiler:
         _ = self._vocabulary
 
     def compile(self, grammar: Grammar) -> llguidance.LLMatcher:
-        """A matcher at the grammar's start, to be copied for each choice. Raises GrammarFault with the library's reason
+        """A matcher at the grammar's start, to be copied for each choice of one request. Raises GrammarFault with the library's reason
         where the text is no grammar, uses what the library does not know, allows nothing, or exceeds its limits.
         """
         import llguidance

@@ -29,9 +29,11 @@ from workers.holdings import Reuse
 from workers.kv.ledger import Reason
 from workers.load import NOTHING_SEEN, load_report
 from workers.lobby import OVERDUE, Lobby
-from workers.mailbox import Add, Cancel, Compiled, Drain, Forget, Mailbox, Reset, Seen
+from workers.mailbox import Add, Cancel, Compiled, Drain, Forget, Reset, Seen
 from workers.model.interface import Computed, ModelRunner, Sampled, SequenceSlice
+from workers.port import EnginePort
 from workers.roster import Roster
+from workers.sampling.grammar import GrammarPosition
 from workers.scheduler.capacity import make_capacity
 from workers.scheduler.policy import make_policy
 from workers.scheduler.state import Limits, StepPlan
@@ -41,6 +43,7 @@ from workers.step_statistics import StepStatistics
 
 if TYPE_CHECKING:
     from headrace.tokenizer import Tokenizer
+    from workers.sampling.grammar_thread import Start
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +53,7 @@ MAX_DEVICE_FAULTS = 3
 _REASON_OF = {FinishReason.CANCELLED: Reason.CANCEL, FinishReason.FAILED: Reason.FAIL}
 
 
-class Engine:
+class Engine(EnginePort):
     """`add`, `cancel`, `seen`, `forget`, `reset`, `drain`, `next_frame`, `beat`, `load` and the ages may be called
     from any thread; `step` by one at a time (the engine's own after `start`, a test's without it).
     """
@@ -66,7 +69,7 @@ class Engine:
         """`step_time`: what the warm-up has measured; None: it is learned from the first passes."""
         self._runner = runner
         self._tokenizer = tokenizer
-        self._clock = clock
+        super().__init__(clock)
         self._limits = Limits(config.chunk_tokens, config.max_sequences, runner.num_blocks, config.block_size)
         self._step_log = StepLog(config.policy, config.capacity, self._limits) if config.step_log else None
         self._policy = self._step_log or make_policy(config.policy)
@@ -77,7 +80,6 @@ class Engine:
         self._roster.state.capacity = make_capacity(config.capacity)
         self._roster.state.itl_s = config.itl_target_s
         self._roster.state.step_time = step_time or StepTime()
-        self._mailbox = Mailbox(clock)
         self._lobby = Lobby(tokenizer, self._mailbox.post, clock)
         self._statistics = StepStatistics()
         self._ranks = itertools.count()
@@ -115,11 +117,12 @@ class Engine:
         for command in commands:
             match command:
                 case Add(bound, came_s):
-                    self._receive(bound, came_s)
+                    if not (self._holds(bound) or self._lobby.keeps(bound, came_s)):
+                        self._take_on(bound, came_s)
                     self._last_inbox_id = bound.inbox_id
-                case Compiled(bound):
+                case Compiled(bound, start):
                     if self._lobby.leave(bound.request.id, bound.epoch):
-                        self._receive(bound, self._clock())
+                        self._take_on(bound, self._clock(), start)
                 case Cancel(request_id, inbox_id):
                     self._end_request(request_id, FinishReason.CANCELLED)
                     self._last_inbox_id = inbox_id
@@ -236,23 +239,19 @@ class Engine:
 
     # ---- requests come and go --------------------------------------------------------------------------------------
 
-    def _receive(self, bound: BoundRequest, came_s: float) -> None:
-        if self._lobby.admits(bound, came_s):
-            self._take_on(bound, came_s)
-
-    def _take_on(self, bound: BoundRequest, came_s: float) -> None:
-        """Starts every choice of a request. The inbox delivers at least once: the same binding again changes nothing,
-        a newer one of the same request replaces the old.
-        """
+    def _holds(self, bound: BoundRequest) -> bool:
+        """The inbox delivers at least once: the same binding again, or an older one, changes nothing."""
         held = self._roster.of_request(bound.request.id)
-        if held and held[0].bound.epoch >= bound.epoch:
-            return
+        return bool(held) and held[0].bound.epoch >= bound.epoch
+
+    def _take_on(self, bound: BoundRequest, came_s: float, start: Start | None = None) -> None:
+        """Starts every choice of a request, in place of those of an older binding. `start`: of its grammar."""
         self._drop(bound.request.id, None)
         if objection := objection_to(bound, self._bounds, self._tokenizer):
             self._refuse(bound, objection)
             return
         try:
-            generations = [self._begin(bound, choice, came_s) for choice in range(bound.request.n)]
+            generations = [self._begin(bound, choice, came_s, start) for choice in range(bound.request.n)]
         except Exception as error:
             logger.exception("request %s cannot be started", bound.request.id)
             self._refuse(bound, f"it cannot be started: {type(error).__name__}: {error}")
@@ -263,8 +262,8 @@ class Engine:
             else:  # an earlier holder had journaled its last token but not its end
                 self._parts.append(generation.part())
 
-    def _begin(self, bound: BoundRequest, choice: int, came_s: float) -> Generation:
-        position = self._lobby.position(bound.request.sampling.grammar)
+    def _begin(self, bound: BoundRequest, choice: int, came_s: float, start: Start | None) -> Generation:
+        position = None if start is None else GrammarPosition(start)
         return Generation(bound, choice, next(self._ranks), self._bounds, self._tokenizer, came_s, position)
 
     def _refuse(self, bound: BoundRequest, detail: str, finish: FinishReason = FinishReason.FAILED) -> None:
@@ -303,36 +302,6 @@ class Engine:
         self._oldest_advanced_s = min((sequence.advanced_s for sequence in running), default=None)
 
     # ---- the port of the other threads -----------------------------------------------------------------------------
-
-    def add(self, bound: BoundRequest) -> None:
-        """Takes a request on at the next iteration boundary. Whatever is wrong with it comes back as a part that says
-        `failed`.
-        """
-        self._mailbox.post(Add(bound, self._clock()))
-
-    def cancel(self, request_id: str, inbox_id: str) -> None:
-        """The request is in no plan made after the engine has read this; an unknown or ended one is left alone."""
-        self._mailbox.post(Cancel(request_id, inbox_id))
-
-    def seen(self, inbox_id: str) -> None:
-        """An inbox entry that asks nothing of the engine; later frames count it as read."""
-        self._mailbox.post(Seen(inbox_id))
-
-    def forget(self, request_id: str, epoch: int | None = None) -> None:
-        """Drops a request that is no longer this worker's, without a word; with `epoch`, only that binding of it."""
-        self._mailbox.post(Forget(request_id, epoch))
-
-    def reset(self) -> None:
-        """Drops every request and every unsent frame: the incarnation was fenced."""
-        self._mailbox.reset()
-
-    def drain(self) -> None:
-        """From the next frame on the load report gives no credit; what is held runs on."""
-        self._mailbox.post(Drain())
-
-    def next_frame(self, timeout_s: float) -> Frame | None:
-        """The oldest frame nobody has taken; None when none comes in time."""
-        return self._mailbox.next_frame(timeout_s)
 
     def load(self) -> LoadReport:
         """The load after the last iteration."""

@@ -9,13 +9,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from headrace.frame import LoadReport
-from headrace.grammar import GrammarCompiler, GrammarFault
+from headrace.grammar import GrammarCompiler
 from headrace.request import BoundRequest
-from headrace.sampling import Grammar
 from headrace.tokenizer import Tokenizer
 from workers.mailbox import Compiled
-from workers.sampling.grammar import GrammarPosition
-from workers.sampling.grammar_shelf import GrammarShelf
+from workers.sampling.grammar_thread import GrammarThread
 
 MAX_WAIT_S = 30.0
 """A request whose grammar is not ready by then fails. Where it was admitted, compiling took at most seconds."""
@@ -36,8 +34,8 @@ class Lobby:
     def __init__(
         self, tokenizer: Tokenizer | None, post: Callable[[Compiled], None], clock: Callable[[], float]
     ) -> None:
-        """`post` is called in the shelf's thread. Without a tokenizer there are no grammars here."""
-        self._shelf = GrammarShelf(GrammarCompiler(tokenizer)) if tokenizer is not None else None
+        """`post` is called in a thread of its own. Without a tokenizer there are no grammars here."""
+        self._thread = GrammarThread(GrammarCompiler(tokenizer)) if tokenizer is not None else None
         self._post = post
         self._clock = clock
         self._waited_s = 0.0
@@ -46,31 +44,23 @@ class Lobby:
 
     def open(self) -> None:
         """Before anybody comes: has what the first grammar would wait for made in the background."""
-        if self._shelf is not None:
-            self._shelf.start()
+        if self._thread is not None:
+            self._thread.start()
 
-    def admits(self, bound: BoundRequest, came_s: float) -> bool:
-        """True where the request can begin now. Otherwise it is kept, and `post` tells when to ask again; a binding
-        that is kept already, or is older than one that is, changes nothing.
+    def keeps(self, bound: BoundRequest, came_s: float) -> bool:
+        """False where the request has no grammar, or cannot have one here, and may begin now. Otherwise it is in the
+        lobby from here on, and `post` tells when it may; a binding that is in it already, or is older than one that
+        is, changes nothing.
         """
         guest = self._guests.get(bound.request.id)
         if guest is not None and guest.bound.epoch >= bound.epoch:
-            return False
-        grammar = bound.request.sampling.grammar
-        if grammar is None or self._shelf is None or self._shelf.find(grammar) is not None:
             return True
+        grammar = bound.request.sampling.grammar
+        if grammar is None or self._thread is None:
+            return False
         self._guests[bound.request.id] = _Guest(bound, came_s, self._clock() + MAX_WAIT_S)
-        self._shelf.order(grammar, lambda: self._post(Compiled(bound)))
-        return False
-
-    def position(self, grammar: Grammar | None) -> GrammarPosition | None:
-        """Where a new choice stands in a grammar that was admitted. Raises GrammarFault where it does not compile."""
-        if grammar is None:
-            return None
-        start = self._shelf.find(grammar) if self._shelf is not None else GrammarFault("this worker has no tokenizer")
-        if start is None or isinstance(start, GrammarFault):
-            raise start or GrammarFault("its grammar is no longer kept")
-        return GrammarPosition(start)
+        self._thread.order(grammar, lambda start: self._post(Compiled(bound, start)))
+        return True
 
     def leave(self, request_id: str, epoch: int | None = None) -> BoundRequest | None:
         """Takes a request out; with `epoch` only that binding of it. None where it is not there."""

@@ -6,9 +6,13 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from headrace.frame import Frame
 from headrace.request import BoundRequest
+
+if TYPE_CHECKING:
+    from workers.sampling.grammar_thread import Start
 
 FRAMES_SPAN_S = 10.0
 """The engine pauses when frames of this many seconds wait to be taken (DESIGN section 4)."""
@@ -52,9 +56,10 @@ class Drain:
 
 @dataclass(frozen=True)
 class Compiled:
-    """The grammar that this request waited for is ready, or known to be none."""
+    """The grammar that this request waited for, or why there is none."""
 
     bound: BoundRequest
+    start: Start
 
 
 Command = Add | Cancel | Seen | Forget | Reset | Drain | Compiled

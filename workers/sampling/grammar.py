@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from headrace.grammar import GrammarFault, one_line
 
 if TYPE_CHECKING:
-    import llguidance
+    from workers.sampling.grammar_thread import Start
 
 logger = logging.getLogger(__name__)
 
@@ -21,8 +21,10 @@ logger = logging.getLogger(__name__)
 class GrammarPosition:
     """A `GrammarState` of the model interface. The engine's thread calls it."""
 
-    def __init__(self, start: llguidance.LLMatcher) -> None:
-        """`start` is shared by all choices of a grammar and stays where it is."""
+    def __init__(self, start: Start) -> None:
+        """`start` is shared by all choices of a request and stays where it is. Raises it where it is a fault."""
+        if isinstance(start, GrammarFault):
+            raise start
         self._matcher = start.deep_copy()
         self.fault = ""
         """Why no token may come any more, once the library has failed on it."""

@@ -69,7 +69,7 @@ class Bench:
         return self.client
 
     def step(self) -> None:
-        """One iteration; where there is nothing to do, the shelf has something to say before long."""
+        """One iteration; where there is nothing to do, the grammars' thread has something to say before long."""
         frame = self.engine.step()
         self.client.take(frame)
         self.engine.check()
