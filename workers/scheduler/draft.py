@@ -182,15 +182,16 @@ class Draft:
             key=lambda sequence: (
                 freed[sequence.key] == 0,
                 -sequence.band,
-                self._recompute_cost(sequence) / max(1, freed[sequence.key]),
+                self._recompute_cost(sequence, freed[sequence.key]) / max(1, freed[sequence.key]),
                 *(-part for part in sequence.place),
             ),
         )
 
-    def _recompute_cost(self, sequence: Sequence) -> float:
-        """In seconds; in tokens until a pass has been measured."""
-        step_time = self.state.step_time
-        return step_time.recompute_s(sequence.computed) if step_time.is_fitted else float(sequence.computed)
+    def _recompute_cost(self, sequence: Sequence, freed_blocks: int) -> float:
+        """In seconds; in tokens until a pass has been measured. What others keep of its beginning is found again."""
+        kept = min(sequence.computed, (sequence.held_blocks - freed_blocks) * self.state.limits.block_size)
+        lost, step_time = sequence.computed - kept, self.state.step_time
+        return step_time.recompute_s(lost, behind=kept) if step_time.is_fitted else float(lost)
 
     def _preempt(self, victim: Sequence) -> None:
         self._leave(victim)

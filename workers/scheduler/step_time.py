@@ -114,9 +114,10 @@ class StepTime:
         """Mean duration in seconds."""
         return sum(c * x / s for c, x, s in zip(self._seconds, features, _SCALES, strict=True))
 
-    def recompute_s(self, tokens: int) -> float:
-        """What it costs to prefill `tokens` again, on top of a pass that is made anyway."""
-        return self.predict_s(piece(0, tokens)) if tokens else 0.0
+    def recompute_s(self, tokens: int, behind: int = 0) -> float:
+        """What it costs to prefill `tokens` again behind so many that are kept, on top of a pass that is made
+        anyway."""
+        return self.predict_s(_chunk(behind, tokens))
 
     def largest_chunk(self, slack_s: float, others: Features, start: int, most: int) -> int:
         """Most prefill tokens, up to `most`, that may join a pass of `others` so that with the margin it takes no

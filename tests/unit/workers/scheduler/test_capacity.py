@@ -9,10 +9,24 @@ from tests.unit.workers.scheduler.test_policies import decoding, names, sequence
 from workers.scheduler.capacity import NoEvict, OverCommit, capacity_names, make_capacity
 from workers.scheduler.draft import MAX_OVERTAKES
 from workers.scheduler.policy import make_policy
-from workers.scheduler.sequence import MOST_PREEMPTIONS_IN_A_ROW, Sequence, turn_of
+from workers.scheduler.room import Unshared
+from workers.scheduler.sequence import MOST_PREEMPTIONS_IN_A_ROW, Sequence, SequenceKey, turn_of
 from workers.scheduler.step_time import Features, StepTime
 
 CHUNKED = make_policy("chunked")
+
+
+class SharedPrefix(Unshared):
+    """One sequence shares its first blocks with somebody outside."""
+
+    def __init__(self, key: SequenceKey, ids: tuple[int, ...]) -> None:
+        self._key, self._ids = key, ids
+
+    def shared_ids(self, key: SequenceKey) -> tuple[int, ...]:
+        return self._ids if key == self._key else ()
+
+    def references(self, block_id: int) -> int:
+        return 2 if block_id in self._ids else 1
 
 
 def open_ended(name: str, rank: int, *, prompt: int, max_tokens: int) -> Sequence:
@@ -96,6 +110,21 @@ def test_the_victim_costs_the_fewest_seconds_per_block_freed() -> None:
     assert names(CHUNKED.plan(given, 0.0).preempted) == ["long"], "4 000 tokens free 1 001 blocks: 3.996 a block"
     given.step_time = StepTime.of(Features(prefill_tokens=1e-5, attended_pairs=1e-8))
     assert names(CHUNKED.plan(given, 0.0).preempted) == ["short"]
+
+
+def test_what_others_keep_costs_nothing_and_frees_nothing() -> None:
+    """Of the sharer's ten blocks eight are others' as well: it would free two and compute 4 tokens again for them.
+    The other one would free three and compute 12 again.
+    """
+    needy = decoding("needy", 0, known=5, held=1)
+    other = decoding("other", 1, known=13, held=3, band=1)
+    sharer = decoding("sharer", 2, known=37, held=10, band=1)
+    given = state([needy, other, sharer], [], blocks=14)
+    assert names(CHUNKED.plan(given, 0.0).preempted) == ["sharer"], "36 tokens free ten blocks: 3.6 a block"
+    given.step_time = StepTime.of(Features(prefill_tokens=1e-5, attended_pairs=3e-7))
+    assert names(CHUNKED.plan(given, 0.0).preempted) == ["other"], "to prefill 36 anew is dearer per block"
+    given.books = SharedPrefix(sharer.key, tuple(range(8)))
+    assert names(CHUNKED.plan(given, 0.0).preempted) == ["sharer"], "eight of its blocks stay"
 
 
 def test_who_lost_its_blocks_twice_for_nothing_is_nobodys_victim() -> None:

@@ -124,3 +124,4 @@ def test_a_model_of_given_coefficients_predicts_with_them() -> None:
     assert model.predict_s(piece(10, 100)) == pytest.approx(duration(piece(10, 100)))
     assert model.recompute_s(0) == 0.0
     assert model.recompute_s(400) == pytest.approx(duration(piece(0, 400)))
+    assert model.recompute_s(400, behind=1_000) == pytest.approx(duration(piece(1_000, 400)))
