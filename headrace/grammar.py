@@ -39,8 +39,8 @@ _LIMITS: Any = {
     "max_grammar_size": 500_000,
     "verbose_errors": False,
 }
-"""The library's own defaults, but a fifth of its lexer states (1 to 2 KB each) and five times the items of a row, so
-that objects of a thousand properties pass. About 20 ms of work for a mask at most, by its own figures."""
+"""The library's own defaults, but a fifth of its lexer states (about 20 MB a request) and five times the items of a
+row, so that objects of a thousand properties pass. About 20 ms of work for a mask at most, by its own figures."""
 
 
 class GrammarFault(Exception):
@@ -147,8 +147,9 @@ class GrammarCompiler:
         _ = self._vocabulary
 
     def compile(self, grammar: Grammar) -> llguidance.LLMatcher:
-        """A matcher at the grammar's start, to be copied for each choice of one request. Raises GrammarFault with the library's reason
-        where the text is no grammar, uses what the library does not know, allows nothing, or exceeds its limits.
+        """A matcher at the grammar's start, to be copied for each choice of one request. Raises GrammarFault with the
+        library's reason where the text is no grammar, uses what the library does not know, allows nothing,
+        or exceeds its limits.
         """
         import llguidance
 

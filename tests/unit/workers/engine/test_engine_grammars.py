@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from headrace.frame import FinishReason
-from headrace.grammar import GrammarCompiler
+from headrace.grammar import _LIMITS, GrammarCompiler
 from headrace.request import Request
 from headrace.sampling import Grammar, GrammarKind, SamplingParams
 from headrace.tokenizer import Tokenizer
@@ -210,6 +210,18 @@ def test_a_panic_of_the_library_ends_that_request_alone(bench: Bench, monkeypatc
     assert bench.finish("bad") is FinishReason.FAILED
     assert bench.client.details[("bad", 0)] == "the grammar cannot go on: Panic: index out of bounds"
     assert json.loads(bench.text("good"))
+
+
+def test_a_request_that_exhausts_the_library_harms_no_other_of_the_same_grammar(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(_LIMITS, "max_lexer_states", 1_500)
+    greedy = Grammar(GrammarKind.REGEX, "(.{1,1000}x){1000}")
+    bench.run(ask("greedy", greedy, 400), ask("modest", greedy, 4))
+    assert (bench.finish("greedy"), bench.finish("modest")) == (FinishReason.FAILED, FinishReason.LENGTH)
+    assert "too many states" in bench.client.details[("greedy", 0)]
+    bench.run(ask("later", greedy, 4))
+    assert bench.finish("later") is FinishReason.LENGTH
 
 
 def test_a_grammar_that_does_not_compile_here_is_told(bench: Bench) -> None:
