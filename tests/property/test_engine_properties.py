@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from headrace.frame import FinishReason
 from tests.fixtures.scripted_runner import Client, ScriptedRunner, Ticks, bind, make_config, make_request, solo_output
 from workers.engine import Engine
+from workers.scheduler.capacity import capacity_names
 from workers.scheduler.policy import policy_names
 
 MAX_CONTEXT = 60
@@ -46,6 +47,8 @@ arrivals = st.builds(
 configs = st.fixed_dictionaries(
     {
         "policy": st.sampled_from(policy_names()),
+        "capacity": st.sampled_from(capacity_names()),
+        "itl_target_s": st.sampled_from((None, 0.004)),
         "block_size": st.sampled_from((1, 3, 4, 16)),
         "chunk_tokens": st.sampled_from((1, 2, 7, 16, 512)),
         "max_sequences": st.sampled_from((1, 2, 5, 64)),
