@@ -21,7 +21,7 @@ class SequenceSlice:
     block_ids: tuple[int, ...]
     """Its whole block table, long enough for start + len(token_ids) slots."""
     sample: SampleSpec | None
-    """None for a chunk that does not reach the end of the known tokens: nothing is sampled."""
+    """None for a chunk that does not reach the end of the known tokens: nothing is sampled, but a fault is told."""
     score: ScoreSpec | None = None
     """Which of its rows' logits are to be told as the log probabilities of prompt tokens."""
 
@@ -82,6 +82,7 @@ class Computed:
     """What one slice gave."""
 
     sampled: Sampled | None = None
+    """None where no sample was asked for and there is no fault."""
     scores: tuple[TokenLogprob, ...] = ()
     """One for each target of its `score`."""
 

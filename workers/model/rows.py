@@ -22,11 +22,14 @@ class Rows:
     positions: Tensor
     """int64 `[1, rows]`."""
     kept: Tensor
-    """int64: the rows whose logits are needed, slice by slice: those to be scored, then the last one to sample from."""
+    """int64: the rows whose logits are needed, slice by slice: those to be scored, then the last one to sample from; of
+    a chunk with neither the last one too, to see that its numbers are sound."""
     scored: tuple[slice, ...]
     """For every slice, which of the kept rows are its rows to be scored."""
     sampled: tuple[int, ...]
     """Which of the kept rows are sampled from, in slice order."""
+    watched: dict[int, int]
+    """Which of the kept rows is only looked at, by slice."""
     batch: PagedBatch
 
     def sampled_of(self, kept_logits: Tensor) -> Tensor:
@@ -36,8 +39,12 @@ class Rows:
         return kept_logits.index_select(0, torch.tensor(self.sampled, dtype=torch.int64, device=kept_logits.device))
 
 
-def flatten(slices: Sequence[SequenceSlice], block_size: int, device: torch.device) -> Rows:
-    """Everything is computed on the host and moved once. Block tables must be long enough for every row."""
+def flatten(
+    slices: Sequence[SequenceSlice], block_size: int, device: torch.device, scratch_block: int | None = None
+) -> Rows:
+    """Everything is computed on the host and moved once. Block tables must be long enough for every row. What stands
+    on the scratch block is not looked at.
+    """
     query_lens = tuple(len(s.token_ids) for s in slices)
     key_lens = tuple(s.start + n for s, n in zip(slices, query_lens, strict=True))
     ends = list(accumulate(query_lens))
@@ -49,7 +56,7 @@ def flatten(slices: Sequence[SequenceSlice], block_size: int, device: torch.devi
     tables = _block_table(slices, key_lens, block_size)
     slots = tables[owner, positions // block_size].long() * block_size + positions % block_size
     input_ids = torch.tensor(list(chain.from_iterable(s.token_ids for s in slices)))
-    kept, scored, sampled = _kept_rows(slices, ends)
+    kept, scored, sampled, watched = _kept_rows(slices, ends, scratch_block)
     batch = PagedBatch(
         query_lens=query_lens,
         key_lens=key_lens,
@@ -58,15 +65,18 @@ def flatten(slices: Sequence[SequenceSlice], block_size: int, device: torch.devi
         block_table=tables.to(device),
         slots=slots.to(device),
     )
-    return Rows(input_ids[None].to(device), positions[None].to(device), kept.to(device), scored, sampled, batch)
+    return Rows(
+        input_ids[None].to(device), positions[None].to(device), kept.to(device), scored, sampled, watched, batch
+    )
 
 
 def _kept_rows(
-    slices: Sequence[SequenceSlice], ends: Sequence[int]
-) -> tuple[Tensor, tuple[slice, ...], tuple[int, ...]]:
+    slices: Sequence[SequenceSlice], ends: Sequence[int], scratch_block: int | None
+) -> tuple[Tensor, tuple[slice, ...], tuple[int, ...], dict[int, int]]:
     kept: list[int] = []
     scored, sampled = [], []
-    for piece, end in zip(slices, ends, strict=True):
+    watched: dict[int, int] = {}
+    for place, (piece, end) in enumerate(zip(slices, ends, strict=True)):
         count = 0 if piece.score is None else len(piece.score.targets)
         begin = end - len(piece.token_ids)
         scored.append(slice(len(kept), len(kept) + count))
@@ -74,7 +84,10 @@ def _kept_rows(
         if piece.sample is not None:
             sampled.append(len(kept))
             kept.append(end - 1)
-    return torch.tensor(kept, dtype=torch.int64), tuple(scored), tuple(sampled)
+        elif count == 0 and piece.block_ids[0] != scratch_block:
+            watched[place] = len(kept)
+            kept.append(end - 1)
+    return torch.tensor(kept, dtype=torch.int64), tuple(scored), tuple(sampled), watched
 
 
 def _block_table(slices: Sequence[SequenceSlice], key_lens: Sequence[int], block_size: int) -> Tensor:

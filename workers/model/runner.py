@@ -122,11 +122,12 @@ class TorchRunner:
         rows, logits = self._kept_logits(safe)
         specs: list[SampleSpec] = [s.sample for s in safe if s.sample is not None]
         tokens = iter(self._sampler.sample(rows.sampled_of(logits), specs))
+        unsound = _unsound(rows, logits)
         results = []
         for i, (piece, scored) in enumerate(zip(safe, rows.scored[: len(safe)], strict=True)):
             sampled = None if piece.sample is None else next(tokens)
             told = () if piece.score is None else scores(logits[scored], piece.score)
-            if told is None:
+            if told is None or i in unsound:
                 sampled = Sampled(0, UNUSABLE)
             if i in illegal:
                 sampled = Sampled(0, f"a token id is outside the vocabulary of {self._shape.vocab_size}")
@@ -140,11 +141,11 @@ class TorchRunner:
         return rows.sampled_of(logits)
 
     def _kept_logits(self, slices: Sequence[SequenceSlice]) -> tuple[Rows, Tensor]:
-        """Writes KV for all rows; returns the logits of those to score and to sample, `[rows.kept, vocabulary]`."""
+        """Writes KV for all rows; returns the logits of those that are needed, `[rows.kept, vocabulary]`."""
         with torch.inference_mode():
             if self._row_invariant:
                 slices = filled_up(slices, self.scratch_block, self._block_size)
-            rows = flatten(slices, self._block_size, self._model.device)
+            rows = flatten(slices, self._block_size, self._model.device, self.scratch_block)
             kept = filled_up_rows(rows.kept) if self._row_invariant else rows.kept
             paged = PagedPass(self._attention.prepare(rows.batch), rows.batch.slots, self._cache)
             output = self._model.module(
@@ -195,6 +196,17 @@ class TorchRunner:
 
 _LOGITS_BYTES = 4 * 12
 """Per logit of a full batch: the counts of penalised ids, and at most eleven float32 copies at once."""
+
+
+def _unsound(rows: Rows, logits: Tensor) -> set[int]:
+    """The slices that nothing is sampled from and whose numbers are none: if they were not told now, such a chunk's
+    owner could go before it is noticed, and leave NaN to the next owner of its blocks.
+    """
+    if not rows.watched:
+        return set()
+    index = torch.tensor(list(rows.watched.values()), device=logits.device)
+    sound = torch.isfinite(logits.index_select(0, index).amax(-1)).tolist()
+    return {place for place, is_sound in zip(rows.watched, sound, strict=True) if not is_sound}
 
 
 def _is_legal(piece: SequenceSlice, vocabulary: int) -> bool:

@@ -20,7 +20,7 @@ def test_rows_of_a_decode_a_middle_chunk_and_a_whole_prompt() -> None:
     rows = flatten(slices, block_size=4, device=torch.device("cpu"))
     assert rows.input_ids.tolist() == [[70, 10, 11, 12, 20, 21]]
     assert rows.positions.tolist() == [[9, 3, 4, 5, 0, 1]]
-    assert (rows.kept.tolist(), rows.sampled) == ([0, 5], (0, 1))
+    assert (rows.kept.tolist(), rows.sampled, rows.watched) == ([0, 3, 5], (0, 2), {1: 1})
     batch = rows.batch
     assert (batch.query_lens, batch.key_lens) == ((1, 3, 2), (10, 6, 2))
     assert batch.cu_seqlens_q.tolist() == [0, 1, 4, 6]
@@ -31,7 +31,7 @@ def test_rows_of_a_decode_a_middle_chunk_and_a_whole_prompt() -> None:
 
 
 def test_types_are_those_kernels_ask_for() -> None:
-    rows = flatten((SequenceSlice((1,), 0, (0,), None),), 16, torch.device("cpu"))
-    assert rows.kept.numel() == 0
+    rows = flatten((SequenceSlice((1,), 0, (0,), None),), 16, torch.device("cpu"), scratch_block=0)
+    assert rows.kept.numel() == 0, "nobody looks at what stands on the scratch block"
     assert rows.batch.cu_seqlens_q.dtype == rows.batch.seqused_k.dtype == rows.batch.block_table.dtype == torch.int32
     assert rows.input_ids.dtype == rows.positions.dtype == rows.batch.slots.dtype == torch.int64

@@ -147,6 +147,19 @@ def test_nan_fails_its_own_request_and_leaves_nothing_in_its_blocks(make_model: 
     assert decoded == fresh
 
 
+def test_nan_is_told_of_a_chunk_that_nothing_is_sampled_from(make_model: MakeModel) -> None:
+    """Its owner may be cancelled or preempted before it samples: what is left in the blocks has to be numbers."""
+    runner = runner_for(make_model("llama", poisoned_token=33))
+    good, chunk = whole((5, 6, 7), (0,)), SequenceSlice((33, 5, 7, 8, 9, 5), 0, (3, 4, 5), None)
+    wanted = runner.forward((good,))[0]
+    healthy = SequenceSlice((8, 9, 10), 0, (6, 7), None)
+    results = runner.forward((good, chunk, healthy))
+    assert (results[0], results[2]) == (wanted, Computed())
+    assert results[1].sampled is not None
+    assert "not numbers" in results[1].sampled.fault
+    assert all(torch.isfinite(cache).all() for cache in (*runner._cache.keys, *runner._cache.values))
+
+
 def test_warm_up_measures_a_pass_and_leaves_the_cache_clean(make_model: MakeModel) -> None:
     runner = runner_for(make_model("llama"), num_blocks=6)
     assert 0.0 < runner.warm_up(chunk_tokens=512) < 60.0
