@@ -108,11 +108,11 @@ def hits(engine: Engine) -> int:
 
 @pytest.mark.parametrize(
     ("lengths", "max_tokens"),
-    [((3 * BLOCK,), 4), pytest.param(LENGTHS, 64, marks=pytest.mark.slow)],
+    [((3 * BLOCK,), 4), pytest.param(LENGTHS, 64, marks=(pytest.mark.slow, pytest.mark.timeout(600)))],
 )
 def test_cold_warm_and_off_are_one(lab: Lab, lengths: tuple[int, ...], max_tokens: int) -> None:
     off = lab.engine(prefix_cache=False)
-    expected = [texts(run(off, one))[0] for one in of_lengths(lab, lengths, max_tokens, "off")]
+    expected = texts(run(off, *of_lengths(lab, lengths, max_tokens, "off")))
     assert hits(off) == 0
     engine = lab.engine()
     assert [texts(run(engine, one))[0] for one in of_lengths(lab, lengths, max_tokens, "cold")] == expected
@@ -124,7 +124,7 @@ def test_cold_warm_and_off_are_one(lab: Lab, lengths: tuple[int, ...], max_token
     ]
     run(engine, *noise, cancel=("noise-1", "noise-3"))
     before = hits(engine)
-    assert [texts(run(engine, one))[0] for one in of_lengths(lab, lengths, max_tokens, "warm")] == expected
+    assert texts(run(engine, *of_lengths(lab, lengths, max_tokens, "warm"))) == expected
     assert hits(engine) - before == sum((length - 1) // BLOCK * BLOCK for length in lengths)
     others = [request(f"other-{i}", (*lab.text[: 20 + i], 200 + i), max_tokens) for i in range(4)]
     beside = run(engine, *of_lengths(lab, lengths, max_tokens, "beside"), *others)
@@ -166,6 +166,7 @@ def test_three_choices_are_three_requests(lab: Lab, length: int) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("host_mib", [0, 64])
 def test_preemption_keeps_the_output(lab: Lab, host_mib: int) -> None:
     """Five requests on a pool of some 130 tokens; each as if it were alone."""
