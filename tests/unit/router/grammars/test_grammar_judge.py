@@ -23,8 +23,8 @@ GOOD = Grammar(GrammarKind.REGEX, "a+")
 
 
 @pytest_asyncio.fixture
-async def judge(model_path: Path) -> AsyncIterator[GrammarJudge]:
-    judge = GrammarJudge(str(model_path), LIMIT_S)
+async def judge(model_folder: Path) -> AsyncIterator[GrammarJudge]:
+    judge = GrammarJudge(str(model_folder), LIMIT_S)
     await asyncio.gather(judge.warm(), judge.warm())  # at once, so both children
     yield judge
     judge.close()
