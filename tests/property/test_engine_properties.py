@@ -56,7 +56,7 @@ configs = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(
     st.lists(arrivals, min_size=1, max_size=10),
     configs,
