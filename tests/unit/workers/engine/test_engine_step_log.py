@@ -11,7 +11,8 @@ from tests.fixtures.scripted_runner import Client, ScriptedRunner, Ticks, bind, 
 from workers.engine import Engine
 from workers.scheduler.capacity import capacity_names
 from workers.scheduler.policy import policy_names
-from workers.scheduler.step_log import MOST_PLANS, replay
+from workers.scheduler.state import Limits, SchedulerState
+from workers.scheduler.step_log import StepLog, replay
 
 
 def recorded(folder: Path, **config: object) -> list[str]:
@@ -73,13 +74,10 @@ def test_a_folder_that_cannot_be_written_is_told_and_harms_nobody(
     assert "the step log cannot be written" in caplog.text
 
 
-def test_the_log_is_a_ring(tmp_path: Path) -> None:
-    engine = Engine(ScriptedRunner(1_000, 4), make_config(step_log=str(tmp_path)), None, Ticks())
-    engine.add(bind(make_request("long", 3, MOST_PLANS + 50, ignore_eos=True)))
-    client = Client()
-    engine.start()
-    while not client.finishes:
-        client.take(engine.next_frame(10.0))
-    assert engine.stop(10.0)
-    (path,) = tmp_path.iterdir()
-    assert len(path.read_text(encoding="utf-8").splitlines()) == MOST_PLANS + 1
+def test_the_log_is_a_ring() -> None:
+    limits = Limits(chunk_tokens=16, max_sequences=4, total_blocks=8, block_size=4)
+    log, state = StepLog("chunked", "over-commit", limits, most_plans=3), SchedulerState(limits)
+    for now in range(5):
+        log.plan(state, float(now))
+    _, *kept = log.lines()
+    assert [json.loads(line)["now"] for line in kept] == [2.0, 3.0, 4.0]

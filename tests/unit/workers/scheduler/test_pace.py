@@ -32,6 +32,7 @@ def test_earliness_is_carried_on_up_to_its_bound() -> None:
     for _ in range(10):
         due_s = next_due_s(due_s, now, 0.05)
         now += 0.04
+    assert due_s is not None
     assert due_s == pytest.approx(now - 0.04 + MOST_AHEAD * 0.05, abs=0.051)
     assert due_s - (now - 0.04) > 0.05, "nine times 10 ms early, and not more than one ITL of it is kept"
 
