@@ -90,7 +90,7 @@ def spoil(script: list[Arrival]) -> Callable[[int, SequenceSlice, Sampled], Samp
     return disturb
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.lists(arrivals, min_size=2, max_size=10), configs, st.integers(0, 40), st.sampled_from((0, 0, 3, 20)))
 def test_shared_beginnings_change_no_answer(
     script: list[Arrival], config: dict[str, object], spare_tokens: int, host_blocks: int

@@ -14,7 +14,7 @@ from workers.kv.moves import Move, MoveKind
 from workers.model import memory
 from workers.model.kv_cache import PagedKvCache
 
-STAGED_BLOCKS = 64
+STAGED_BLOCKS = 16
 """Blocks gathered on the device at once: bounds the memory that moving takes."""
 MEASURED_BLOCKS = 16
 MEASUREMENTS = 3

@@ -18,6 +18,9 @@ from workers.scheduler.state import SchedulerState, StepPlan, Unfit, Wait, Work
 
 MAX_OVERTAKES = 32
 """A blocked sequence is passed by at most so many later ones, whatever the estimates promise."""
+MAX_OVERTAKES_OF_A_TWIN = 256
+"""Who has been passed by so many waits for nobody's prefix any more. It holds no place while it waits, so a pool that
+forgets the prefix again and again could keep it there for ever."""
 LOOK_AHEAD = 32
 """How many waiting sequences behind a blocked one are considered in one step."""
 
@@ -243,6 +246,8 @@ class Draft:
         running.
         """
         if hit.frontier is None or not (hit.pending or hit.frontier in self._frontiers):
+            return False
+        if sequence.overtaken >= MAX_OVERTAKES_OF_A_TWIN:
             return False
         self._reasons[sequence.key] = Wait.PREFIX
         return True

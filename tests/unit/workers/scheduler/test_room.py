@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from workers.scheduler.draft import MAX_OVERTAKES_OF_A_TWIN
 from workers.scheduler.policy import make_policy
 from workers.scheduler.room import NO_HIT, Hit, Room
 from workers.scheduler.sequence import Sequence, SequenceKey
@@ -95,6 +96,27 @@ def test_the_last_survivor_gets_what_sharers_held_together() -> None:
     assert not plan.unfit
     assert [key.request_id for key in plan.preempted] == ["b"]
     assert [work.key.request_id for work in plan.work] == ["a"]
+
+
+def test_a_twin_waits_for_its_prefix_until_too_many_have_passed_it() -> None:
+    running, twin = sequence("leader", 0, known=12, held=3), sequence("twin", 1, known=12)
+    books = Tables({"leader": (0, 1, 2)}, {"twin": Hit(frontier=b"first block", pending=True)})
+    state = SchedulerState(Limits(16, 8, 20, 4), running=[running], waiting=[twin], free_blocks=17, books=books)
+    plan = make_policy("chunked").plan(state, 0.0)
+    assert (plan.admitted, plan.waiting_by_reason) == ((), (("prefix", 1),))
+    twin.overtaken = MAX_OVERTAKES_OF_A_TWIN
+    assert make_policy("chunked").plan(state, 0.0).admitted == (twin.key,)
+
+
+def test_of_twins_in_one_step_the_first_starts() -> None:
+    twins = [sequence(f"twin{i}", i, known=9) for i in range(3)]
+    stranger = sequence("stranger", 3, known=9)
+    hits = {twin.key.request_id: Hit(frontier=b"first block") for twin in twins}
+    hits["stranger"] = Hit(frontier=b"another")
+    state = SchedulerState(Limits(64, 8, 40, 4), waiting=[*twins, stranger], free_blocks=40, books=Tables({}, hits))
+    plan = make_policy("chunked").plan(state, 0.0)
+    assert [key.request_id for key in plan.admitted] == ["twin0", "stranger"]
+    assert plan.held == {twins[1].key, twins[2].key}
 
 
 def test_what_nobody_owns_narrows_the_peak() -> None:
