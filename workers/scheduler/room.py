@@ -77,6 +77,8 @@ class Room:
         """New blocks that this draft gave to a running sequence."""
         self._references: Counter[int] = Counter()
         """How the draft has changed the number of tables that name a block."""
+        self._borrowed: dict[tuple[int, ...], int] = {}
+        """Answers of `borrowed` since the last change: many that wait have the same beginning."""
 
     def blocks(self, tokens: int) -> int:
         return -(-tokens // self._block_size)
@@ -97,6 +99,7 @@ class Room:
         self.free += sequence.held_blocks - len(shared) + self._booked.pop(sequence.key, 0)
         self.free += sum(self._holders(block_id) == 1 for block_id in shared)
         self._references.subtract(shared)
+        self._borrowed.clear()
 
     def alone(self, sequence: Sequence) -> int:
         """Blocks that would be free without this running sequence, those booked by the draft aside."""
@@ -105,7 +108,9 @@ class Room:
 
     def borrowed(self, hit: Hit) -> int:
         """How many blocks of a hit somebody holds: they cost nothing."""
-        return sum(self._holders(block_id) > 0 for block_id in hit.block_ids)
+        if hit.block_ids not in self._borrowed:
+            self._borrowed[hit.block_ids] = sum(self._holders(block_id) > 0 for block_id in hit.block_ids)
+        return self._borrowed[hit.block_ids]
 
     def price(self, sequence: Sequence, hit: Hit) -> int:
         """Allocatable blocks that starting a waiting sequence takes: new ones, and those it finds cached."""
@@ -115,6 +120,7 @@ class Room:
         """Books a waiting sequence's whole table."""
         self.free -= self.price(sequence, hit)
         self._references.update(hit.block_ids)
+        self._borrowed.clear()
 
     def _holders(self, block_id: int) -> int:
         return self._books.references(block_id) + self._references[block_id]
