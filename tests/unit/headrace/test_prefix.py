@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.prefix import block_hashes
+from headrace.prefix import block_hashes, hashes_after, root_hash
 
 GOLDEN = ["d97f9943ac2c1928a876b8b294d6d19a", "8fe94583fd477def0e376fb6119c6734"]
 IDS = st.lists(st.integers(0, 3), max_size=24)
@@ -37,3 +37,11 @@ def test_bad_arguments() -> None:
         block_hashes((1,), 0)
     with pytest.raises(ValueError, match="token id"):
         block_hashes((-1,), 1)
+
+
+@given(st.lists(st.integers(0, 2**32 - 1), max_size=20), st.integers(1, 5), st.integers(0, 20))
+def test_a_chain_can_be_continued_from_any_block(tokens: list[int], size: int, block: int) -> None:
+    whole = block_hashes(tokens, size, weight_version="w", salt="t")
+    cut = min(block, len(whole))
+    parent = whole[cut - 1] if cut else root_hash("", "w", "t")
+    assert hashes_after(parent, tokens[cut * size :], size) == whole[cut:]
