@@ -8,11 +8,13 @@ The edge of top-p is never searched for. An id is drawn from all; if it lies out
 leaves, and the row draws again with its next number. What is accepted follows exactly the distribution within the edge,
 as in the sampling kernels of FlashInfer, and instead of a sort a row costs one pass over its weights for each draw:
 1 / p of them on average at most.
+
+Comparisons are written as 0.0 and 1.0 and multiplied: on the CPU several times as fast as choosing by booleans.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -21,34 +23,29 @@ from workers.model.interface import SampleSpec
 from workers.sampling.blocks import threshold
 from workers.sampling.noise import uniform
 from workers.sampling.parameters import DrawnRows
+from workers.sampling.scratch import Scratch
 from workers.sampling.weights import block_sums, pick, weigh
 
 
-def draw(logits: Tensor, peak: Tensor, drawn: DrawnRows, specs: Sequence[SampleSpec]) -> Tensor:
+def draw(logits: Tensor, peak: Tensor, drawn: DrawnRows, specs: Sequence[SampleSpec], scratch: Scratch) -> Tensor:
     """int64 ids `[drawn]` from `logits` `[rows, vocabulary]` with peaks `[rows]`. Rows whose peak is not finite give
     any id.
     """
     logits, peak = logits[drawn.index].float(), peak[drawn.index].float()[:, None]
     specs = [specs[row] for row in drawn.rows]
     # Taking the peak off before dividing keeps the smallest temperatures finite: the peak itself becomes exactly 0.
-    weights = weigh(torch.sub(logits, peak).div_(drawn.temperature))
+    weights = weigh(torch.sub(logits, peak, out=scratch.like(logits, "weights")).div_(drawn.temperature))
     if drawn.narrow_k or drawn.wide_k:
-        _keep(weights, torch.ge, logits, _floors(logits, drawn))
-    sums = block_sums(weights)
+        weights.mul_(torch.ge(logits, _floors(logits, drawn), out=scratch.like(logits, "kept")))
+    sums = block_sums(weights, scratch)
     mass = drawn.top_p * sums.sum(-1, keepdim=True)
     if drawn.has_min_p:
-        sums = block_sums(_keep(weights, torch.ge, weights, drawn.min_p))
+        weights.mul_(torch.ge(weights, drawn.min_p, out=scratch.like(weights, "kept")))
+        sums = block_sums(weights, scratch)
     tokens = pick(weights, sums, _noise(specs, 0, logits.device))
     if drawn.with_p:
-        _redraw_outside(tokens, weights, mass, drawn.with_p, specs)
+        _redraw_outside(tokens, weights, mass, drawn.with_p, specs, scratch)
     return tokens
-
-
-def _keep(weights: Tensor, compare: Callable[..., Tensor], values: Tensor, limit: Tensor) -> Tensor:
-    """Sets weights to 0 where `values` do not `compare` with `limit`. Writing the comparison as 0.0 and 1.0 is several
-    times as fast on the CPU as choosing by booleans.
-    """
-    return weights.mul_(compare(values, limit, out=torch.empty_like(weights)))
 
 
 def _floors(logits: Tensor, drawn: DrawnRows) -> Tensor:
@@ -62,7 +59,7 @@ def _floors(logits: Tensor, drawn: DrawnRows) -> Tensor:
 
 
 def _redraw_outside(
-    tokens: Tensor, weights: Tensor, mass: Tensor, rows: Sequence[int], specs: Sequence[SampleSpec]
+    tokens: Tensor, weights: Tensor, mass: Tensor, rows: Sequence[int], specs: Sequence[SampleSpec], scratch: Scratch
 ) -> None:
     """Replaces in `tokens` what of `rows` lies outside the likeliest `mass` `[rows, 1]`. A row draws from fewer ids
     every time, and its likeliest are never outside, so it comes to an end.
@@ -73,8 +70,9 @@ def _redraw_outside(
     specs = [specs[row] for row in rows]
     draws = 0
     while True:
-        likelier = _keep(weights.clone(), torch.gt, weights, weights.gather(1, tokens[index, None]))
-        sums = block_sums(likelier)
+        drawn = weights.gather(1, tokens[index, None])
+        likelier = torch.gt(weights, drawn, out=scratch.like(weights, "kept")).mul_(weights)
+        sums = block_sums(likelier, scratch)
         again = (sums.sum(-1, keepdim=True) >= mass)[:, 0].nonzero()[:, 0]
         if len(again) == 0:
             return

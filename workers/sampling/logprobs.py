@@ -10,6 +10,7 @@ from torch import Tensor
 from headrace.logprobs import TokenLogprob
 from workers.model.interface import ScoreSpec
 from workers.sampling.blocks import highest
+from workers.sampling.scratch import Scratch
 from workers.sampling.weights import block_sums, weigh
 
 PIECE_LOGITS = 1 << 22
@@ -40,7 +41,7 @@ def _of_piece(logits: Tensor, targets: Sequence[int], tops: Sequence[int]) -> li
     value = logits.gather(1, target)
     rank = 1 + _ahead(logits, value, target)
     peak = logits.amax(-1, keepdim=True)
-    total = block_sums(weigh(logits - peak)).sum(-1, keepdim=True)
+    total = block_sums(weigh(logits - peak), Scratch(logits.device)).sum(-1, keepdim=True)
     width = min(max(tops), logits.shape[1])
     best, best_ids = highest(logits, width) if width else (value[:, :0], target[:, :0])
     # One float64 table for one move to the host: ids and ranks are far below 2**53.

@@ -25,7 +25,7 @@ class Biases:
     value: Tensor
 
 
-PIECE_LOGITS = {"cpu": 1 << 20, "cuda": 1 << 26}
+PIECE_LOGITS = {"cpu": 1 << 20, "cuda": 1 << 24}
 """Most logits drawn from together: what a core's caches hold, or what a GPU's memory has to spare."""
 
 
@@ -71,6 +71,7 @@ class BatchParameters:
     penalties: Penalties | None
     drawn: tuple[DrawnRows, ...]
     """All rows that draw, in pieces that are not too large."""
+    all_draw: bool
     told: list[int]
     """Rows whose log probabilities are asked for."""
 
@@ -81,6 +82,7 @@ class BatchParameters:
             _biases(specs, vocabulary, device),
             _penalties(params, device),
             tuple(_drawn(params, rows, vocabulary, device) for rows in _pieces(params, vocabulary, device)),
+            all(p.temperature > 0 for p in params),
             [row for row, p in enumerate(params) if p.logprobs is not None],
         )
 

@@ -30,6 +30,7 @@ from workers.sampling.logprobs import logprobs
 from workers.sampling.masks import apply_masks, mask_rows, packed_masks
 from workers.sampling.parameters import BatchParameters, Biases, ParametersOfLastBatch, Penalties
 from workers.sampling.penalties import TokenCounts, penalise
+from workers.sampling.scratch import Scratch
 
 UNUSABLE = "the model's logits are not numbers (NaN or infinite), so no token can be chosen"
 FORBIDDEN = "grammar, bans and biases together forbid every token, so none can be chosen"
@@ -43,6 +44,7 @@ class Sampler:
     def __init__(self, vocabulary: int, device: torch.device) -> None:
         self._parameters = ParametersOfLastBatch(vocabulary, device)
         self._counts = TokenCounts(vocabulary, device)
+        self._scratch = Scratch(device)
 
     @torch.inference_mode()
     def sample(self, logits: Tensor, specs: Sequence[SampleSpec]) -> tuple[Sampled, ...]:
@@ -52,14 +54,14 @@ class Sampler:
             return ()
         parameters = self._parameters.of(specs)
         # Before masks, which could hide a NaN: what the model said must be numbers even where it may not be chosen.
-        peak, tokens = peaks(logits)
+        peak, tokens = _best(logits, parameters)
         verdict = _are_numbers(peak).long().mul_(2)
         changed = self._changed(logits, parameters, specs)
         if changed is not logits:
-            peak, tokens = peaks(changed)
+            peak, tokens = _best(changed, parameters)
             verdict.clamp_(max=1 + _are_numbers(peak).long())
         for piece in parameters.drawn:
-            tokens[piece.index] = draw(changed, peak, piece, specs)
+            tokens[piece.index] = draw(changed, peak, piece, specs, self._scratch)
         ids, verdicts = torch.stack((tokens, verdict)).tolist()
         told = _tell(logits, specs, [row for row in parameters.told if not _FAULTS[verdicts[row]]], ids)
         return tuple(
@@ -89,6 +91,13 @@ class Sampler:
             logits[rows, seen.ids], seen.counts, penalties.repetition, penalties.presence, penalties.frequency
         )
         logits[rows, seen.ids] = changed  # an id that stands there twice gets the same value twice
+
+
+def _best(logits: Tensor, parameters: BatchParameters) -> tuple[Tensor, Tensor]:
+    """Each row's peak, and the id that has it where a row asks for it."""
+    if parameters.all_draw:
+        return logits.amax(-1), torch.zeros(len(logits), dtype=torch.int64, device=logits.device)
+    return peaks(logits)
 
 
 def _are_numbers(values: Tensor) -> Tensor:

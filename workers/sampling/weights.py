@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from workers.sampling.blocks import in_blocks
+from workers.sampling.scratch import Scratch
 
 FLOAT32_FRACTION_BITS = 23
 FLOAT64_BITS = 53
@@ -32,9 +33,9 @@ def weigh(distances: Tensor) -> Tensor:
     return distances.clamp_(min=NOTHING_LEFT).exp_().add_(coarse).sub_(coarse)
 
 
-def block_sums(weights: Tensor) -> Tensor:
+def block_sums(weights: Tensor, scratch: Scratch) -> Tensor:
     """float64 `[rows, blocks]`, exact."""
-    return in_blocks(weights, 0.0).sum(-1, dtype=torch.float64)
+    return in_blocks(scratch.like(weights, "wide", torch.float64).copy_(weights), 0.0).sum(-1)
 
 
 def pick(weights: Tensor, sums: Tensor, noise: Tensor) -> Tensor:
