@@ -19,6 +19,7 @@ from headrace.sampling import MAX_TOP_LOGPROBS, SamplingParams
 from router.admission.call import Call, ChatPrompt, Prompt
 from router.ingress.openai_grammar import GRAMMAR_FIELDS, grammar_of
 from router.ingress.openai_render import Shown
+from router.ingress.openai_unread import refusal_of_unread
 from router.ingress.openai_values import biases_of, prompt_of, stops_of, token_ids_of
 
 HARMLESS = frozenset(
@@ -278,7 +279,7 @@ def parse_body(kind: type[_Parsed], raw: bytes) -> _Parsed:
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False, include_input=False)[0]
         if first["type"] == "json_invalid":
-            raise InvalidRequest("the body is not valid JSON in UTF-8") from None
+            raise refusal_of_unread(raw) from None
         field = _path(first["loc"])
         if not field:
             raise InvalidRequest("the body must be a JSON object") from None

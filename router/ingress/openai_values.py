@@ -50,7 +50,8 @@ def biases_of(biases: object) -> tuple[tuple[int, float], ...]:
 
 
 def _id_of(key: str) -> int:
-    if not (key.isascii() and key.isdecimal() and len(key) <= MAX_ID_DIGITS):
+    # One way to write an id, so that none comes twice.
+    if not (key.isascii() and key.isdecimal() and len(key) <= MAX_ID_DIGITS and key == str(int(key))):
         raise InvalidRequest(f"logit_bias has the key {key[:32]!r}, which is no token id", field="logit_bias")
     return int(key)
 

@@ -35,10 +35,20 @@ async def test_bodies_that_are_no_json_object(rig: Any, path: str) -> None:
     seen_before = len(rig.reciter.seen)
     nested = b"[" * 100_000
     bodies = [b"[]", b'"x"', b"123", b"null", b"true", b"{", b'{"model":', b"", b"  ", b"\xff\xfe\x00", nested]
-    bodies += [b'{"model":"' + b"x" * 10 + b'\xff"}', b'{"a":"\\ud800"}', b"\xef\xbb\xbf{}"]
+    bodies += [b'{"model":"' + b"x" * 10 + b'\xff"}', b'{"\\ud800":1}', b'{"a":"\\ud800', b"\xef\xbb\xbf{}"]
     for body in bodies:
         _assert_refused(await rig.http.post(path, content=body), 400)
     assert len(rig.reciter.seen) == seen_before
+    await _assert_alive(rig)
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+@pytest.mark.parametrize(
+    "value", ['"a\\ud800"', '{"b":["\\udfff"]}', "[" * 201 + "]" * 201, '{"a":' * 250 + "1" + "}" * 250]
+)
+async def test_a_field_that_the_parser_cannot_read_is_named(rig: Any, path: str, value: str) -> None:
+    body = f'{{"model":"{MODEL}","stop":"x","extra":{value}}}'
+    _assert_refused(await rig.http.post(path, content=body.encode()), 400, "extra")
     await _assert_alive(rig)
 
 
@@ -104,6 +114,7 @@ BAD_FIELDS: list[tuple[str, dict[str, object], int, str]] = [
     (COMPLETIONS, {"model": MODEL, "prompt": "hi", "repetition_penalty": 10.5}, 400, "repetition_penalty"),
     (COMPLETIONS, {"model": MODEL, "prompt": "hi", "logit_bias": [1]}, 400, "logit_bias"),
     (COMPLETIONS, {"model": MODEL, "prompt": "hi", "logit_bias": {"a": 1}}, 400, "logit_bias"),
+    (COMPLETIONS, {"model": MODEL, "prompt": "hi", "logit_bias": {"5": 1, "05": 2}}, 400, "logit_bias"),
     (COMPLETIONS, {"model": MODEL, "prompt": "hi", "logit_bias": {"-1": 1}}, 400, "logit_bias"),
     (COMPLETIONS, {"model": MODEL, "prompt": "hi", "logit_bias": {"5": 101}}, 400, "logit_bias"),
     (COMPLETIONS, {"model": MODEL, "prompt": "hi", "logit_bias": {"5": "1"}}, 400, "logit_bias"),
