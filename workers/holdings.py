@@ -69,7 +69,7 @@ class Holdings:
         if generation.scores_prompt:
             return NO_HIT
         key, known = generation.sequence.key, generation.sequence.known
-        most_blocks = (known - 1) // self._block_size
+        most_blocks = self._most_found(generation)
         block_ids, in_host = self._prefixes.find(key, generation.tokens, most_blocks)
         found = len(block_ids) + len(in_host)
         slots = tuple(self._slot(block_hash) for block_hash in in_host)
@@ -79,6 +79,11 @@ class Holdings:
             return Hit(found * self._block_size, block_ids, slots, None, frontier, pending)
         source = self._source_of_last(generation, siblings) if known - 1 > found * self._block_size else None
         return Hit(found * self._block_size if source is None else known - 1, block_ids, slots, source)
+
+    def awaits_its_prefix(self, generation: Generation) -> bool:
+        """What `hit_of` says in `pending`, at a fraction of its price."""
+        most_blocks = self._most_found(generation)
+        return not generation.scores_prompt and self._prefixes.awaits(generation.sequence.key, most_blocks)
 
     def shared_ids(self, key: SequenceKey) -> tuple[int, ...]:
         references = self.tables.pool.references
@@ -169,6 +174,11 @@ class Holdings:
             self.tier.check()
 
     # -- parts -------------------------------------------------------------------------------------------------------
+
+    def _most_found(self, generation: Generation) -> int:
+        """Full blocks that it may find computed: fewer than all its known tokens, so that there is a row to sample
+        from."""
+        return (generation.sequence.known - 1) // self._block_size
 
     def _source_of_last(self, generation: Generation, siblings: Iterable[Generation]) -> int | None:
         """A held block whose head is the KV of this sequence's last, perhaps partial, block but for the row to sample

@@ -75,7 +75,7 @@ class Roster:
         if not self.state.waiting:
             return ()
         late = [s for s in self.state.waiting if iteration - s.arrived_iteration >= UNSTARTED_AFTER]
-        old = {s.key.request_id for s in late if s.key not in held and not self.hit_of(s).pending}
+        old = {s.key.request_id for s in late if s.key not in held and not self.holdings.awaits_its_prefix(self[s.key])}
         requests = [self.of_request(request_id) for request_id in sorted(old)]
         cold = [choices for choices in requests if all(c.sequence.advanced_iteration == 0 for c in choices)]
         return tuple((choices[0].bound.request.id, choices[0].bound.epoch) for choices in cold)

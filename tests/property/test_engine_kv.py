@@ -119,6 +119,9 @@ def test_shared_beginnings_change_no_answer(
         client.take(engine.step())
         load = engine.load()
         engine.check()
+        for waiting in engine._roster.state.waiting:
+            generation = engine._roster[waiting.key]
+            assert engine._roster.holdings.awaits_its_prefix(generation) is engine._roster.hit_of(waiting).pending
         assert load.free_blocks + load.cached_blocks + load.held_blocks == load.total_blocks
         assert 0 <= load.credit_blocks <= load.total_blocks
         if before.running + before.waiting and load.running + load.waiting:

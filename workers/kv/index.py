@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from workers.kv.ledger import LedgerDrift
 
 
@@ -16,6 +18,12 @@ class PrefixIndex:
 
     def block_of(self, block_hash: bytes) -> int | None:
         return self._block_of.get(block_hash)
+
+    def leading(self, hashes: Iterable[bytes]) -> tuple[int, ...]:
+        """Blocks of the first of these hashes, up to one that has none. No Python runs per hash: long prompts have
+        thousands, and are looked up again in every step that they wait.
+        """
+        return tuple(iter(map(self._block_of.get, hashes).__next__, None))
 
     def hash_of(self, block_id: int) -> bytes | None:
         return self._hash_of.get(block_id)

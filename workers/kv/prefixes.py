@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 
 from headrace.prefix import hashes_after
 from workers.kv.host import HostTier
@@ -52,13 +53,21 @@ class Prefixes:
         """
         chain = self._chains[key]
         self._learn(chain, tokens)
-        block_ids: list[int] = []
-        for block_hash in chain.hashes[:most_blocks]:
-            block_id = self._pool.index.block_of(block_hash)
-            if block_id is None:
-                break
-            block_ids.append(block_id)
-        return tuple(block_ids), self._find_in_host(chain.hashes[len(block_ids) : most_blocks])
+        block_ids = self._pool.index.leading(islice(chain.hashes, most_blocks))
+        if self._tier is None:
+            return block_ids, ()
+        return block_ids, self._find_in_host(self._tier, chain.hashes[len(block_ids) : most_blocks])
+
+    def awaits(self, key: Hashable, most_blocks: int) -> bool:
+        """One of its first `most_blocks` blocks is missing and `is_computing`; in the time of those that are, however
+        long its chain is."""
+        hashes = self._chains[key].hashes
+        most_blocks = min(most_blocks, len(hashes))
+        for block_hash, other in self._computed_by.items():
+            place = self._chains[other].registered
+            if place < most_blocks and hashes[place] == block_hash and self._pool.index.block_of(block_hash) is None:
+                return True
+        return False
 
     def is_computing(self, block_hash: bytes) -> bool:
         """Some running sequence was started to compute this block and has not shown it yet."""
@@ -97,11 +106,10 @@ class Prefixes:
             del self._computed_by[chain.computes]
             chain.computes = None
 
-    def _find_in_host(self, hashes: Sequence[bytes]) -> tuple[bytes, ...]:
-        if self._tier is None:
-            return ()
+    @staticmethod
+    def _find_in_host(tier: HostTier, hashes: Sequence[bytes]) -> tuple[bytes, ...]:
         found = 0
-        while found < len(hashes) and self._tier.slot_of(hashes[found]) is not None:
+        while found < len(hashes) and tier.slot_of(hashes[found]) is not None:
             found += 1
         return tuple(hashes[:found])
 
