@@ -89,6 +89,7 @@ class Engine(EnginePort):
         self._draining = False
         self._device_faults = 0
         self._step_began_s: float | None = None
+        self._step_expected_s = 0.0
         self._oldest_advanced_s: float | None = None
         self._unstarted: tuple[tuple[str, int], ...] = ()
         self._wake_at_s: float | None = None
@@ -160,6 +161,7 @@ class Engine(EnginePort):
         there are none.
         """
         slices = tuple(self._roster.slice_for(work) for work in plan.work)
+        self._step_expected_s = self._roster.state.step_time.predict_s(plan.features)
         self._step_began_s = self._clock()
         try:
             results = self._runner.forward((*slices, *self._padding(plan)), self._roster.holdings.moves)
@@ -320,6 +322,12 @@ class Engine(EnginePort):
         """How long the forward pass now running has run; 0.0 between passes."""
         began_s = self._step_began_s
         return 0.0 if began_s is None else max(0.0, self._clock() - began_s)
+
+    def step_expected_s(self) -> float:
+        """How long the pass that runs, or ran last, was predicted to take; 0.0 while nothing has been measured. Whole
+        prefills and padded batches take many times what the warm-up saw.
+        """
+        return self._step_expected_s
 
     def oldest_runnable_age_s(self) -> float:
         """Seconds since the slowest running sequence last advanced; 0.0 when none runs or the engine is paused by a

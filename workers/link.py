@@ -35,6 +35,8 @@ RETRY_FIRST_S, RETRY_MOST_S = 0.05, 1.0
 KEEP_ACKNOWLEDGED_S = 5.0
 """How long acknowledged frames are kept for a store that lost its end."""
 MIN_STEP_LIMIT_S = 3.0
+STEP_LIMIT_FACTOR = 5.0
+"""A step may take so many times what was predicted, or what the warm-up's longest took."""
 OFFERS_AT_ONCE = 8
 STOP_S = 6.0
 
@@ -73,6 +75,7 @@ class EnginePort(Protocol):
         ...
 
     def step_age_s(self) -> float: ...
+    def step_expected_s(self) -> float: ...
 
 
 class Link:
@@ -113,8 +116,8 @@ class Link:
 
     @property
     def step_limit_s(self) -> float:
-        """A step older than this loses the lease."""
-        return self._step_limit_s
+        """A step older than this loses the lease: one that has been predicted to be long may be older."""
+        return max(self._step_limit_s, STEP_LIMIT_FACTOR * self._engine.step_expected_s())
 
     def start(self) -> None:
         loops = (("link-inbox", self._inbox_loop), ("link-report", self._report_loop))
@@ -175,8 +178,8 @@ class Link:
             return "the engine's loop has ended"
         if not self.alive:
             return "the inbox is read no more"
-        if self._engine.step_age_s() > self._step_limit_s:
-            return f"step older than its limit of {self._step_limit_s:.1f} s"
+        if self._engine.step_age_s() > (limit_s := self.step_limit_s):
+            return f"step older than its limit of {limit_s:.1f} s"
         return ""
 
     def _deliver(self, frame: Frame) -> None:

@@ -18,7 +18,7 @@ from headrace.store.keys import incarnation
 from headrace.tokenizer import Tokenizer
 from workers.config import EngineConfig
 from workers.engine import Engine
-from workers.link import Link
+from workers.link import STEP_LIMIT_FACTOR, Link
 from workers.model.loader import load_runner
 from workers.scheduler.step_time import StepTime
 
@@ -66,7 +66,7 @@ class Worker:
             connect(redis_url, cluster_id, config.model_name),
             connect(redis_url, cluster_id, config.model_name),
             lambda: incarnation(self._name),
-            step_limit_s=5 * longest_step_s,
+            step_limit_s=STEP_LIMIT_FACTOR * longest_step_s,
         )
         self._engine.start()
         self._link.start()

@@ -20,8 +20,9 @@ from headrace.store.twin_store import SyncTwinStore, TwinStore
 from tests.fixtures.scripted_runner import ScriptedRunner, make_config
 from workers.engine import Engine
 from workers.kv.moves import Move
-from workers.link import Link
+from workers.link import MIN_STEP_LIMIT_S, STEP_LIMIT_FACTOR, Link
 from workers.model.interface import Computed, SequenceSlice
+from workers.scheduler.step_time import Features, StepTime
 
 ROUTER = "router~test"
 DEADLINE_S = 20.0
@@ -181,6 +182,15 @@ def test_an_engine_whose_loop_has_ended_loses_its_lease(rig: Rig) -> None:
     assert lease_left_ms(rig) > 0
     rig.engine.stop(5.0)
     rig.wait(lambda: lease_left_ms(rig) == 0)
+
+
+def test_a_step_that_was_predicted_to_be_long_keeps_the_lease_longer(rig: Rig) -> None:
+    """As whole prefills and padded batches are: many times the longest pass of the warm-up."""
+    assert rig.link.step_limit_s == MIN_STEP_LIMIT_S
+    rig.engine._roster.state.step_time = StepTime.of(Features(passes=2.0))
+    rig.admit("a", 1)
+    rig.wait(lambda: rig.state("a") is State.FINISHED)
+    assert rig.link.step_limit_s == STEP_LIMIT_FACTOR * 2.0
 
 
 def test_a_worker_that_cannot_read_its_inbox_loses_its_lease(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
