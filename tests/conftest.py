@@ -21,6 +21,7 @@ REPOSITORY = Path(__file__).parents[1]
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--sequences", type=int, default=1_000, help="random call sequences of the store's contract suite")
+    parser.addoption("--data", type=Path, help="a file of real JSON schemas, one object with `schema` a line")
 
 
 @pytest.fixture(autouse=True)

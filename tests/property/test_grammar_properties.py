@@ -16,13 +16,10 @@ from headrace.grammar import GrammarCompiler, GrammarFault
 from headrace.request import Request
 from headrace.sampling import Grammar, GrammarKind, SamplingParams
 from headrace.tokenizer import Tokenizer
-from tests.conftest import REPOSITORY
 from tests.fixtures.random_logits_runner import RandomLogitsRunner
 from tests.fixtures.schemas import SCHEMAS
 from tests.fixtures.scripted_runner import Client, Ticks, bind, make_config
 from workers.engine import Engine
-
-DATA = REPOSITORY.parent / "shared" / "data" / "json_schemas.dev.jsonl"
 
 
 @pytest.fixture(scope="module")
@@ -77,10 +74,14 @@ def test_noise_writes_valid_instances(engine: Engine, tokenizer: Tokenizer, seed
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.skipif(not DATA.is_file(), reason=f"{DATA.name}, a file of real schemas, is not beside the repository")
-def test_noise_writes_valid_instances_of_real_schemas(engine: Engine, tokenizer: Tokenizer) -> None:
+def test_noise_writes_valid_instances_of_real_schemas(
+    engine: Engine, tokenizer: Tokenizer, pytestconfig: pytest.Config
+) -> None:
+    path: Path | None = pytestconfig.getoption("--data")
+    if path is None:
+        pytest.skip("no file of real schemas was given by --data PATH")
     compiler = GrammarCompiler(tokenizer)
-    rows = [json.loads(line)["schema"] for line in DATA.read_text(encoding="utf-8").splitlines()]
+    rows = [json.loads(line)["schema"] for line in path.read_text(encoding="utf-8").splitlines()]
     schemas, refused = [], 0
     for schema in rows:
         try:
