@@ -42,10 +42,6 @@ class Call:
     causal: bool
     """The mask is the triangle that kernels know by themselves."""
 
-    @property
-    def num_gathered(self) -> int:
-        return 0 if self.in_place >= 0 else len(self.blocks)
-
 
 @dataclass(frozen=True)
 class CallPlanner:
